@@ -1,0 +1,1 @@
+"""Everything that waits or reads a clock: requests, servers, grids."""

@@ -1,0 +1,1 @@
+"""Prompts whose token counts are known before they are sent."""
