@@ -176,11 +176,11 @@ async def _step(session: _Session, step: Step, begun: Sequence[Begun]) -> None:
         return
     if step.grid == "warm" and first:
         sink.say(f"{station.arm.name}: first grid on this boot: recorded as cold, the warm one follows")
-        await _grid(session, station, await _new_run(session, station, replace(step, grid="cold"), boot), {})
-    await _grid(session, station, await _new_run(session, station, step, boot), {})
+        await _grid(session, station, await _begin(session, station, replace(step, grid="cold"), boot), {})
+    await _grid(session, station, await _begin(session, station, step, boot), {})
 
 
-async def _new_run(session: _Session, station: _Station, step: Step, boot: str | None) -> Run:
+async def _begin(session: _Session, station: _Station, step: Step, boot: str | None) -> Run:
     cold_of = None
     if step.grid == "cold":
         finished = (await station.server.counters()).get("requests_done")
@@ -188,7 +188,7 @@ async def _new_run(session: _Session, station: _Station, step: Step, boot: str |
         seen = boot is None or session.sink.boot_seen(boot)
         cold_of = "boot" if untouched and not seen else "protocol"
     started = now_utc()
-    return Run(
+    run = Run(
         id=new_id("run", started),
         session=session.plan.session,
         protocol=session.protocol.name,
@@ -215,12 +215,12 @@ async def _new_run(session: _Session, station: _Station, step: Step, boot: str |
         note=session.plan.note,
         cells=(),
     )
+    session.sink.run_started(run)
+    return run
 
 
 async def _grid(session: _Session, station: _Station, run: Run, have: Mapping[int, CellRecord]) -> None:
-    """Measures the cells of a run that are missing, then hands the whole run over."""
-    if not have:
-        session.sink.run_started(run)
+    """Measures the cells of a begun run that are missing, then hands the whole run over."""
     cells: list[CellRecord] = []
     for index, cell in enumerate(session.protocol.cells):
         cells.append(have[index] if index in have else await _cell(session, station, run, index, cell))

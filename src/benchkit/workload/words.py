@@ -10,13 +10,13 @@ CANDIDATES: tuple[str, ...] = tuple(
     over new sound take only little work know place year live back give most very after thing our just name good man
     think say great where help through much before line right too mean old any same tell boy follow came want show
     also around form three small set put end does another well large must big even such because turn here why ask
-    went men read need land different home move try kind hand picture again change off play spell air away animal
+    went men read need land home move try kind hand picture again change off play spell air away animal
     house point page letter mother answer found study still learn should world high every near add food between own
     below country plant last school father keep tree never start city earth eye light thought head under story saw
-    left few while along might close something seem next hard open example begin life always those both paper
-    together got group often run important until children side feet car mile night walk white sea began grow took
+    left few while along might close seem next hard open example begin life always those both paper
+    together got group often run until children side feet car mile night walk white sea began grow took
     river four carry state once book hear stop without second later miss idea enough eat face watch far really
-    almost let above girl sometimes mountain cut young talk soon list song being leave family body music color
+    almost let above girl mountain cut young talk soon list song being leave family body music color
     stand sun question fish area mark dog horse birds problem complete room knew since ever piece told usually
     friends easy heard order red door sure become top ship across today during short better best however low hours
     black products happened whole measure remember early waves reached listen wind rock space covered fast several
