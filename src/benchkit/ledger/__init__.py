@@ -1,0 +1,23 @@
+"""The ledger: entries that are never edited, the runs they speak of, and whether all of it still holds."""
+
+from benchkit.ledger.entries import Entry
+from benchkit.ledger.journal import Journal, begun_runs, unfinished
+from benchkit.ledger.states import RunState, Status, Waiver
+from benchkit.ledger.store import Banked, Ledger, Raw
+from benchkit.ledger.verification import Problem, Verification, verify
+
+__all__ = [
+    "Banked",
+    "Entry",
+    "Journal",
+    "Ledger",
+    "Problem",
+    "Raw",
+    "RunState",
+    "Status",
+    "Verification",
+    "Waiver",
+    "begun_runs",
+    "unfinished",
+    "verify",
+]
