@@ -15,7 +15,7 @@ from benchkit.load.endpoint import Shot, open_session, send
 from benchkit.load.shapes import Flight, closed
 from benchkit.metrics import dispatch_s, tpot_s, ttft_s
 from benchkit.protocol import Limits
-from benchkit.record import RequestRecord
+from benchkit.record import RequestRecord, raw_bytes
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
 
@@ -67,6 +67,15 @@ async def test_a_whole_stream_is_a_success_with_the_servers_counts() -> None:
         record.text,
     ) == (None, 7, 3, "usage", "length", "abc")  # fmt: skip
     assert (record.events, record.data_events) == (3, 6)
+
+
+async def test_bytes_and_escapes_that_are_no_text_are_stored_as_replacement_characters() -> None:
+    half = b'data: {"model":"m\\ud83d","choices":[{"index":0,"delta":{"content":"\xff"},"finish_reason":null}]}\n\n'
+
+    record = await played([(0, HEAD + half + event("b") + event("c") + END)], keep_text=True)
+
+    assert (None, "m\ufffd", "\ufffdbc") == (record.error, record.model, record.text)
+    assert raw_bytes([record], {})
 
 
 async def test_text_is_kept_only_where_the_protocol_says_so() -> None:

@@ -56,9 +56,11 @@ def test_a_completions_request_carries_the_prompt_as_it_is():
 def test_the_system_text_comes_first_and_the_assistant_prefix_last():
     messages = body(system="be brief", assistant_prefix="<think></think>")["messages"]
 
-    assert [
-        (message["role"], message["content"]) for message in messages
-    ] == [("system", "be brief"), ("user", "hi"), ("assistant", "<think></think>")]
+    assert [(message["role"], message["content"]) for message in messages] == [
+        ("system", "be brief"),
+        ("user", "hi"),
+        ("assistant", "<think></think>"),
+    ]
 
 
 @pytest.mark.parametrize("engine", ["vllm", "llamacpp", "tabbyapi", "sim"])
