@@ -1,0 +1,1 @@
+"""One file per command: each joins the rooms by handing values along."""

@@ -1,0 +1,502 @@
+"""The whole street through the command line: run, bank, compare, table, readme, verify, on the simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchkit.ledger import Journal, Ledger, unfinished, verify
+from benchkit.sim.process import SimProcess, spawned
+from benchkit.sim.profile import Profile
+from benchkit.sim.truth import expected_cell
+
+# A prefill of 10 ms outlasts the client's gaps between sends: streams released together are one queue, and the closed
+# form holds for all of them. A TTFT of a quarter of a second makes 2 % more than what HTTP costs on a busy machine.
+PLAIN = Profile(request_overhead_s=0.24, prefill_tok_per_s=12_800.0, step_base_s=0.012, step_per_seq_s=0.0005)
+TRIPLE = Profile(
+    request_overhead_s=0.24, prefill_tok_per_s=12_800.0, step_base_s=0.020, step_per_seq_s=0.0005, tokens_per_step=3
+)
+
+PROTOCOL = """
+schema = 1
+name = "closed-form"
+[load]
+concurrency = [1, 4]
+requests = [3, 4]
+[workload]
+isl = [128]
+osl = [46]
+[grids]
+cold = 1
+warm = 3
+cooldown_s = 0.05
+[limits]
+client_lag_ms = 50
+[compare]
+margin_pct = 2.0
+factor = ["speculative"]
+"""
+
+SHORT = """
+schema = 1
+name = "short"
+[load]
+concurrency = [1, 2, 3, 4]
+requests = [2, 2, 3, 4]
+[workload]
+isl = [64]
+osl = [8]
+[grids]
+cold = 1
+warm = 2
+cooldown_s = 0
+[limits]
+client_lag_ms = 1000
+"""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A folder with a ledger and a command line."""
+
+    folder: Path
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "ledger"
+
+    def write(self, name: str, text: str) -> str:
+        (self.folder / name).write_text(text)
+        return name
+
+    def arm(self, name: str, url: str, **facts: str) -> str:
+        lines = [f'schema = 1\nname = "{name}"\nmodel = "sim-model"\nendpoints = ["{url}/v1"]\n[facts]']
+        lines += [f'{k} = "{v}"' for k, v in facts.items()]
+        return self.write(f"{name}.toml", "\n".join(lines) + "\n")
+
+    def start(self, *argv: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "benchkit", *argv],
+            cwd=self.folder,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "BENCHKIT_WHO": "test"},
+        )
+
+    def run(self, *argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        process = self.start(*argv)
+        out, err = process.communicate(timeout=150)
+        assert code == process.returncode, f"{argv}: {process.returncode}\n{out}\n{err}"
+        return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+    def json(self, *argv: str, code: int = 0) -> Any:
+        return json.loads(self.run(*argv, "--json", code=code).stdout)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def fast() -> Iterator[SimProcess]:
+    with spawned(Profile(request_overhead_s=0.02, step_base_s=0.004)) as sim:
+        yield sim
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """A session of two arms, run once and banked; tests that change it work on a copy of their own."""
+    bench = Bench(tmp_path_factory.mktemp("street"))
+    bench.write("p.toml", PROTOCOL)
+    with spawned(PLAIN) as plain, spawned(TRIPLE) as triple:
+        arms = [bench.arm("plain", plain.url, speculative="none"), bench.arm("triple", triple.url, speculative="mtp:2")]
+        done = bench.json("run", "p.toml", "--arm", arms[0], "--arm", arms[1])
+    bench.run("bank", done["session"], "--why", "test")
+    bench.write("session.json", json.dumps(done))
+    return bench
+
+
+@pytest.fixture
+def copy(measured: Bench, tmp_path: Path) -> Bench:
+    subprocess.run(["cp", "-r", f"{measured.folder}/.", str(tmp_path)], check=True)
+    return Bench(tmp_path)
+
+
+def session_of(bench: Bench) -> Any:
+    return json.loads((bench.folder / "session.json").read_text())
+
+
+# --- what is measured is what is true ---------------------------------------------------------------------
+
+
+def test_the_session_is_one_cold_and_three_warm_grids_of_each_arm(measured: Bench) -> None:
+    runs = session_of(measured)["runs"]
+
+    for arm in ("plain", "triple"):
+        assert ["cold", "warm", "warm", "warm"] == [r["grid"] for r in runs if r["arm"] == arm]
+    assert {"recorded"} == {r["status"] for r in runs}
+    assert [[True]] * 2 == [[f["blocking"] for f in r["cells"][0]["flags"] if f["name"] == "cold"] for r in runs[:2]]
+
+
+@pytest.mark.parametrize("name", ["plain", "triple"])
+def test_token_counts_are_exact_with_one_and_with_three_tokens_an_event(measured: Bench, name: str) -> None:
+    with Ledger.open(measured.ledger) as ledger:
+        for state in ledger.runs(arm=name):
+            for cell in state.run.cells:
+                for record in ledger.records(cell):
+                    assert (128, 46, 1, "usage") == (
+                        record.prompt_tokens, record.completion_tokens, record.first_event_tokens, record.token_source,
+                    )  # fmt: skip
+                    # One token with the first event; 45 more are 45 steps of one, or 15 of three.
+                    assert (1, *[1] * 45) == record.event_tokens if name == "plain" else (1, *[3] * 15)
+                    assert (46 if name == "plain" else 16) == record.events
+
+
+@pytest.mark.parametrize(("name", "profile"), [("plain", PLAIN), ("triple", TRIPLE)])
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_uncontended_cells_are_within_two_percent_of_the_closed_form(
+    measured: Bench, name: str, profile: Profile, concurrency: int
+) -> None:
+    found = measured.json("compare", "closed-form", "--arm", "plain", "--arm", "triple", *METRICS)
+    truth = expected_cell(profile, prompt_tokens=128, osl=46, concurrency=concurrency)
+    side = "a" if name == "plain" else "b"
+
+    means = {c["metric"]: c[side]["mean"] for c in found["cells"] if c["concurrency"] == concurrency}
+
+    assert truth.ttft_s == pytest.approx(means["ttft_s"], rel=0.02)
+    assert truth.tpot_s == pytest.approx(means["tpot_s"], rel=0.02)
+    assert truth.output_tok_per_s == pytest.approx(means["output_tok_per_s"], rel=0.02)
+
+
+METRICS = ("--metric", "output_tok_per_s", "--metric", "ttft_s", "--metric", "tpot_s")
+
+
+def test_the_comparison_is_the_ratio_of_the_closed_forms_and_says_who_leads(measured: Bench) -> None:
+    found = measured.json("compare", "closed-form", "--arm", "plain", "--arm", "triple")
+    a, b = (expected_cell(p, prompt_tokens=128, osl=46).output_tok_per_s for p in (PLAIN, TRIPLE))
+    cell = found["cells"][0]
+
+    assert ("closed-form", True, ["plain", "triple"]) == (found["protocol"], found["matched"], found["arms"])
+    assert (1, "output_tok_per_s", "tok/s", 3, 3) == (
+        cell["concurrency"], cell["metric"], cell["unit"], cell["a"]["n"], cell["b"]["n"],
+    )  # fmt: skip
+    assert 100 * (b / a - 1) == pytest.approx(cell["delta_pct"], abs=3)
+    assert cell["ci_pct"][0] < cell["delta_pct"] < cell["ci_pct"][1]
+    assert "leads" == cell["verdict"]
+
+
+def test_acceptance_length_is_the_servers_own_count(measured: Bench) -> None:
+    runs = [r for r in session_of(measured)["runs"] if r["arm"] == "triple"]
+
+    # Drafts of two, all accepted: three tokens a step.
+    assert {(1.0, 3.0)} == {
+        (c["metrics"]["acceptance_rate"], c["metrics"]["acceptance_length"]) for r in runs for c in r["cells"]
+    }
+
+
+# --- what may be cited ------------------------------------------------------------------------------------
+
+
+def test_a_cold_run_is_never_banked_and_the_refusal_says_why(copy: Bench) -> None:
+    cold = next(r["id"] for r in session_of(copy)["runs"] if r["grid"] == "cold")
+
+    refused = copy.run("bank", cold, "--why", "please", code=1)
+
+    assert "cold" in refused.stderr
+    assert cold in refused.stderr
+    assert "recorded" == copy.json("show", cold)["runs"][0]["status"]
+    assert "cannot be waived" in copy.run("waive", cold, "cold", "--why", "please", code=2).stderr
+
+
+def test_a_quarantined_run_leaves_the_comparison(copy: Bench) -> None:
+    warm = next(r["id"] for r in session_of(copy)["runs"] if r["grid"] == "warm" and r["arm"] == "plain")
+    copy.run("quarantine", warm, "--why", "the node died in mid-bench")
+
+    found = copy.json("compare", "closed-form", "--arm", "plain", "--arm", "triple")
+
+    assert (2, 3) == (found["cells"][0]["a"]["n"], found["cells"][0]["b"]["n"])
+    assert "the node died" in copy.run("log", warm).stdout
+
+
+def test_the_second_session_on_a_boot_runs_no_cold_grid_and_says_so(bench: Bench, fast: SimProcess) -> None:
+    arm = bench.arm("a", fast.url)
+    bench.write("p.toml", SHORT.replace("seed", "seed"))
+    first = bench.json("run", "p.toml", "--arm", arm)
+    again = bench.run("run", "p.toml", "--arm", arm)
+
+    assert ["cold", "warm", "warm"] == [r["grid"] for r in first["runs"]]
+    assert "already served the protocol; its cold grid is not run again" in again.stderr
+    grids = [r["grid"] for r in bench.json("runs")["runs"]]
+    assert ["cold", "warm", "warm", "warm", "warm"] == grids
+
+
+def test_a_restart_makes_the_next_grid_cold_by_itself(bench: Bench) -> None:
+    bench.write("p.toml", SHORT.replace("cold = 1", "cold = 0").replace("warm = 2", "warm = 1"))
+    with spawned(Profile(request_overhead_s=0.01, step_base_s=0.003)) as sim:
+        arm = bench.arm("a", sim.url)
+        bench.run("run", "p.toml", "--arm", arm)
+        before = bench.json("runs")["runs"]
+        sim.restart()
+        time.sleep(0.5)
+        bench.run("run", "p.toml", "--arm", arm)
+        after = bench.json("runs")["runs"]
+
+    assert ["cold", "warm"] == [r["grid"] for r in before]
+    assert ["cold", "warm", "cold", "warm"] == [r["grid"] for r in after]
+    assert 2 == len({r["boot_id"] for r in after})
+
+
+# --- damage is found --------------------------------------------------------------------------------------
+
+
+def test_a_flipped_byte_in_any_raw_is_found_and_named(copy: Bench) -> None:
+    assert copy.json("verify")["ok"]
+    rng = random.Random(5)
+    for raw in sorted(copy.ledger.glob("raws/*/*.parquet"))[::3]:
+        whole = raw.read_bytes()
+        damaged = bytearray(whole)
+        damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        raw.chmod(0o644)
+        raw.write_bytes(bytes(damaged))
+        found = copy.json("verify", code=1)
+        assert any((raw.parent.name + raw.stem)[:12] in p["what"] for p in found["problems"]), found["problems"]
+        raw.write_bytes(whole)
+    assert copy.json("verify")["ok"]
+
+
+def test_a_changed_row_is_found_and_named_whatever_the_table(copy: Bench) -> None:
+    path = copy.ledger / "ledger.db"
+    with sqlite3.connect(path) as db:
+        tables = [r[0] for r in db.execute("select name from sqlite_master where type = 'table'")]
+        assert {"entry", "run", "cell", "raw"} <= set(tables)
+        columns = {t: [r[1] for r in db.execute(f"pragma table_info({t})")] for t in tables}
+        types = {t: [r[2] for r in db.execute(f"pragma table_info({t})")] for t in tables}
+        with pytest.raises(sqlite3.DatabaseError):
+            db.execute("update run set arm = 'another'")
+    pristine = path.read_bytes()
+    for table in tables:
+        db = sqlite3.connect(path)
+        for (trigger,) in db.execute("select name from sqlite_master where type = 'trigger'").fetchall():
+            db.execute(f"drop trigger {trigger}")
+        column = columns[table][-1]
+        rows = db.execute(f"select count(*) from {table}").fetchone()[0]
+        if rows:
+            first = columns[table][0]
+            where = f"{first} = (select max({first}) from {table})"
+            db.execute(f"update {table} set {column} = {NEW_VALUE[types[table][-1]]} where {where}")
+            db.commit()
+        db.close()
+        if rows:
+            found = copy.json("verify", code=1)
+            assert any(table in p["what"] or table in p["kind"] for p in found["problems"]), (table, found["problems"])
+        path.write_bytes(pristine)
+    assert copy.json("verify")["ok"]
+
+
+def test_the_database_is_made_anew_from_entries_and_raws(copy: Bench) -> None:
+    before = copy.json("compare", "closed-form", "--arm", "plain", "--arm", "triple")
+    (copy.ledger / "ledger.db").unlink()
+
+    assert before == copy.json("compare", "closed-form", "--arm", "plain", "--arm", "triple")
+    assert copy.json("verify")["ok"]
+
+
+NEW_VALUE = {"TEXT": "'something else'", "INTEGER": "12345", "REAL": "1.5"}
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+def test_readme_regenerates_its_block_and_check_finds_a_hand_edit(copy: Bench) -> None:
+    (copy.ledger / "tables").mkdir(exist_ok=True)
+    (copy.ledger / "tables" / "head.toml").write_text(
+        'schema = 1\nprotocol = "closed-form"\narms = ["plain", "triple"]\nmetrics = ["output_tok_per_s"]\n'
+    )
+    copy.write("README.md", "# Title\n\n<!-- benchkit:table head -->\n<!-- /benchkit -->\n\nAfter.\n")
+
+    copy.run("readme", "README.md", "--check", code=1)
+    copy.run("readme", "README.md")
+    made = (copy.folder / "README.md").read_text()
+    copy.run("readme", "README.md", "--check")
+    (copy.folder / "README.md").write_text(made.replace("leads", "crushes"))
+    drifted = copy.run("readme", "README.md", "--check", code=1)
+    copy.run("readme", "README.md")
+
+    assert made == (copy.folder / "README.md").read_text()
+    assert "crushes" in drifted.stdout
+    assert copy.run("table", "head").stdout.rstrip("\n") in made
+    assert "± " in made
+    assert "| leads" in made
+
+
+def test_an_unknown_block_is_one_clear_line(copy: Bench) -> None:
+    copy.write("README.md", "<!-- benchkit:table nowhere -->\n<!-- /benchkit -->\n")
+
+    assert "README.md:1" in copy.run("readme", "README.md", code=2).stderr
+
+
+# --- what happens when it is cut short --------------------------------------------------------------------
+
+
+def test_twenty_kills_at_random_moments_lose_no_finished_cell(bench: Bench, fast: SimProcess) -> None:
+    arm = bench.arm("a", fast.url)
+    bench.write("p.toml", SHORT.replace("cooldown_s = 0", "cooldown_s = 0.05"))
+    rng = random.Random(20)
+    kills = 0
+    argv: list[str] = []
+    finished: dict[tuple[str, int], str] = {}
+    while kills < 20:
+        if not argv:
+            argv, finished = ["run", "p.toml", "--arm", arm], {}
+        process = bench.start(*argv)
+        try:
+            process.communicate(timeout=rng.uniform(0.4, 3.0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            kills += 1
+        if not bench.ledger.exists():
+            continue
+        found = verify(bench.ledger)
+        assert found.ok, found.problems
+        waiting = unfinished(bench.ledger)
+        assert len(waiting) <= 1
+        finished = _kept(bench, finished)
+        argv = ["run", "--resume", waiting[0]] if waiting else []
+    for session in unfinished(bench.ledger):
+        bench.run("run", "--resume", session)
+    _kept(bench, finished)
+
+    assert finished
+    assert verify(bench.ledger).ok
+    assert [] == unfinished(bench.ledger)
+    with Ledger.open(bench.ledger) as ledger:
+        by_session: dict[str, list[int]] = {}
+        for state in ledger.runs():
+            assert state.run.complete
+            by_session.setdefault(state.run.session, []).append(len(state.run.cells))
+    assert all(set(cells) == {4} and len(cells) in (2, 3) for cells in by_session.values()), by_session
+
+
+def _kept(bench: Bench, before: dict[tuple[str, int], str]) -> dict[tuple[str, int], str]:
+    """Finished cells by (run, place), after it was seen that those known before are still there, unchanged."""
+    now: dict[tuple[str, int], str] = {}
+    for session in unfinished(bench.ledger):
+        with Journal.open(bench.ledger, session) as journal:
+            for header, cells in journal.runs():
+                now.update({(header["id"], place): cell.raw for place, cell in cells.items()})
+    with Ledger.open(bench.ledger) as ledger:
+        for state in ledger.runs():
+            now.update({(state.run.id, place): cell.raw for place, cell in enumerate(state.run.cells)})
+    assert before.items() <= now.items()
+    return now
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_keeps_what_was_measured_and_says_how_to_go_on(bench: Bench, fast: SimProcess, sign: int) -> None:
+    arm = bench.arm("a", fast.url)
+    bench.write("p.toml", SHORT.replace("warm = 2", "warm = 20"))
+    process = bench.start("run", "p.toml", "--arm", arm)
+    deadline = time.monotonic() + 20
+    while not list(bench.ledger.glob("sessions/*/runs/*/cell-1.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(sign)
+    _, err = process.communicate(timeout=20)
+
+    assert 130 == process.returncode, err
+    [session] = unfinished(bench.ledger)
+    last = err.strip().splitlines()[-1]
+    assert f"benchkit run --resume {session}" in last
+    assert verify(bench.ledger).ok
+    assert list(bench.ledger.glob("sessions/*/runs/*/cell-0.json")) or bench.json("runs")["runs"]
+
+
+def test_a_session_resumes_to_its_end_and_then_has_nothing_left(bench: Bench, fast: SimProcess) -> None:
+    arm = bench.arm("a", fast.url)
+    bench.write("p.toml", SHORT)
+    process = bench.start("run", "p.toml", "--arm", arm)
+    while not list(bench.ledger.glob("sessions/*/runs/*/cell-1.json")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    [session] = unfinished(bench.ledger)
+
+    done = bench.json("run", "--resume", session)
+
+    assert {4} == {len(r["cells"]) for r in done["runs"]}
+    assert done["runs"] == bench.json("run", "--resume", session)["runs"]
+
+
+# --- endpoints that will not do ---------------------------------------------------------------------------
+
+
+def test_an_endpoint_that_is_not_there_ends_with_3_and_leaves_no_trace(bench: Bench) -> None:
+    arm = bench.arm("a", "http://127.0.0.1:9")
+    bench.write("p.toml", SHORT)
+
+    refused = bench.run("run", "p.toml", "--arm", arm, code=3)
+
+    assert "http://127.0.0.1:9/v1: cannot be reached" in refused.stderr
+    assert 1 == len(refused.stderr.strip().splitlines())
+    assert {"runs": [], "unfinished_sessions": []} == bench.json("runs")
+
+
+def test_another_model_than_served_ends_with_3_and_names_those_served(bench: Bench, fast: SimProcess) -> None:
+    arm = bench.arm("a", fast.url)
+    text = (bench.folder / arm).read_text().replace('"sim-model"', '"another"')
+    bench.write("p.toml", SHORT)
+
+    assert "it serves: sim-model" in bench.run("run", "p.toml", "--arm", bench.write("b.toml", text), code=3).stderr
+
+
+def test_a_stream_without_usage_is_recorded_and_refused_by_bank(bench: Bench) -> None:
+    bench.write("p.toml", SHORT)
+    with spawned(Profile(usage_mode="none", request_overhead_s=0.01, step_base_s=0.002)) as sim:
+        done = bench.json("run", "p.toml", "--arm", bench.arm("a", sim.url))
+
+    cell = done["runs"][-1]["cells"][0]
+    assert cell["metrics"]["output_tok_per_s"] is None
+    assert "usage_missing" in {f["name"] for f in cell["flags"] if f["blocking"]}
+    assert "usage_missing" in bench.run("bank", done["session"], "--why", "x", code=1).stderr
+
+
+def test_failures_are_records_and_a_cell_without_success_ends_with_5(bench: Bench) -> None:
+    bench.write("p.toml", SHORT)
+    with spawned(Profile(fault_http_500_every=1)) as sim:
+        done = bench.json("run", "p.toml", "--arm", bench.arm("a", sim.url), code=5)
+
+    assert {0} == {c["n_ok"] for r in done["runs"] for c in r["cells"]}
+    assert "no_success" in {f["name"] for f in done["runs"][0]["cells"][0]["flags"]}
+
+
+@pytest.mark.parametrize(
+    ("argv", "what"),
+    [
+        (("run",), "expected a PROTOCOL, or --resume SESSION"),
+        (("run", "nowhere.toml", "--arm", "x"), "nowhere.toml: No such file or directory"),
+        (("run", "nowhere", "--arm", "x"), "protocol nowhere: no such file, and no such name"),
+        (("run", "demo"), "--arm: expected at least one arm, found none"),
+        (("show", "run-x"), "no ledger at ledger"),
+        (("run", "--resume", "ses-x"), "no ledger at ledger"),
+        (("compare", "demo", "--arm", "a"), "no ledger at ledger"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(bench: Bench, argv: tuple[str, ...], what: str) -> None:
+    refused = bench.run(*argv, code=2)
+
+    assert what in refused.stderr
+    assert 1 == len(refused.stderr.strip().splitlines()), refused.stderr
