@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchkit import validity
 from benchkit.protocol import Protocol
 from benchkit.record import RequestRecord, Run
-from benchkit.validity import NEVER_WAIVED, cell_flags
+from benchkit.validity import FLAGS, NEVER_WAIVED, cell_flags
 from samples import cell_with, failed_record, protocol_with, record_with, run_with
 
 
@@ -58,6 +61,8 @@ def test_no_success_at_all_blocks_and_can_never_be_waived() -> None:
 
 def test_a_truncated_stream_blocks() -> None:
     assert flags(record_with(), record_with(), failed_record("incomplete_stream"))["truncated_stream"]
+    assert flags(record_with(), record_with(), failed_record("disconnected", events=3))["truncated_stream"]
+    assert "truncated_stream" not in flags(record_with(), record_with(), failed_record("disconnected"))
 
 
 def test_a_timeout_is_named() -> None:
@@ -155,3 +160,11 @@ def test_several_tokens_an_event_are_a_footnote() -> None:
 
 def test_a_reconnect_is_a_footnote() -> None:
     assert flags(record_with(), record_with(attempts=2)) == {"reconnected": False}
+
+
+def test_every_flag_is_documented_and_every_documented_flag_can_be_raised() -> None:
+    source = Path(validity.__file__).read_text()
+    raised = set(re.findall(r'_(?:blocks|notes)\(\s*"([a-z_0-9]+)"', source)) | {"errors"}
+
+    assert set(FLAGS) == raised
+    assert NEVER_WAIVED == {name for name, (effect, _) in FLAGS.items() if "never" in effect}

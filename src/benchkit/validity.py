@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchkit.protocol import Protocol
@@ -14,6 +14,33 @@ RULES = 1
 
 NEVER_WAIVED = frozenset({"cold", "incomplete", "no_success"})
 """Flags that no reason can lift: such a run is shown, never cited."""
+
+FLAGS: Mapping[str, tuple[str, str]] = {
+    "cold": ("blocks, never waived", "first grid of this protocol on this boot of the server"),
+    "incomplete": ("blocks, never waived", "the grid was interrupted and could not be completed on the same boot"),
+    "no_success": ("blocks, never waived", "not one request of the cell succeeded"),
+    "errors": ("blocks above limits.error_rate", "requests failed; the classes and counts are named"),
+    "truncated_stream": ("blocks", "streams ended without a finish_reason, or the connection was lost in mid-answer"),
+    "usage_missing": ("blocks", "answers without usage: their tokens are unknown, and are not guessed"),
+    "short_output": ("blocks", "answers of another length than asked, though ignore_eos was set"),
+    "isl_drift": ("blocks", "the server counted prompts more than 2 % longer or shorter than asked, or cut them"),
+    "prefix_contaminated": ("blocks", "more than 1 % of unique prompts' tokens came from the prefix cache"),
+    "impossible_rate": ("blocks", "more than 8 tokens in one event and nothing after, or faster than max_tok_per_s"),
+    "client_limited": ("blocks", "the client's own event loop lagged more than limits.client_lag_ms at p99"),
+    "foreign_load": ("blocks", "the server was busy before the cell, or finished requests that are not ours"),
+    "server_restarted": ("blocks", "the server's boot changed during the run"),
+    "model_mismatch": ("blocks", "another model answered than was asked"),
+    "timeouts": ("footnote", "requests hit a limit of the protocol"),
+    "few_requests": ("footnote", "fewer than two requests per stream"),
+    "empty_output": ("footnote", "answers of no tokens"),
+    "preempted": ("footnote", "the server preempted requests"),
+    "boot_unknown": ("footnote", "the server does not tell its boot; the plan's word on warm is taken"),
+    "reconnected": ("footnote", "a kept connection was dead; the request was sent again before any byte came"),
+    "assumed_n1": ("footnote", "the first event is taken to carry one token; the server does not say"),
+    "spread_tokens": ("footnote", "tokens of later events are spread evenly in windowed rates"),
+    "coalesced_events": ("footnote", "events carry several tokens: they are not tokens here"),
+}
+"""Every flag: what it does to banking, and what it means."""
 
 ISL_TOLERANCE = 0.02
 CONTAMINATION_TOLERANCE = 0.01
@@ -79,8 +106,9 @@ def _outcomes(case: _Case) -> Iterator[Flag]:
             f"{name} {count}" for name, count in sorted(failed.items(), key=lambda f: str(f[0]))
         )
         yield Flag(name="errors", blocking=rate > limit, detail=detail)
-    if failed["incomplete_stream"]:
-        yield _blocks("truncated_stream", f"{failed['incomplete_stream']} ended without a finish_reason")
+    cut = sum(r.error == "incomplete_stream" or (r.error == "disconnected" and r.events > 0) for r in case.records)
+    if cut:
+        yield _blocks("truncated_stream", f"{cut} ended without a finish_reason")
     if failed["timeout"]:
         yield _notes("timeouts", f"{failed['timeout']} hit a limit of the protocol")
     retried = sum(r.attempts > 1 for r in case.records)

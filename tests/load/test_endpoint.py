@@ -274,33 +274,34 @@ async def test_a_kept_connection_that_the_server_closed_fails_no_request() -> No
     assert all(ttft_s(r) < 0.1 for r in records)  # type: ignore[operator]
 
 
-async def test_a_connection_that_dies_as_it_is_used_again_is_tried_once_more_and_says_so() -> None:
+async def test_connections_that_die_as_they_are_used_again_cost_a_new_send_and_never_a_request() -> None:
+    """As llama.cpp does: the answer says keep-alive, and the server hangs up on whatever comes next."""
     length = len(WHOLE) - len(HEAD)
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % length
-    whole: Play = [(0, head + WHOLE[len(HEAD) :])]
-    seen = 0
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal seen
-        seen += 1
         await reader.readuntil(b"\r\n\r\n{}")
-        writer.write(whole[0][1])
-        if seen == 1:  # take the next request on this connection, and hang up on it without a byte
-            await reader.readuntil(b"\r\n\r\n{}")
+        await asyncio.sleep(0.02)
+        writer.write(head + WHOLE[len(HEAD) :])
+        await reader.readuntil(b"\r\n\r\n{}")
         writer.close()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    flight = Flight()
     async with server, open_session(Limits()) as session:
-        records = []
-        for index in range(2):
-            now = time.perf_counter_ns()
-            records.append(
-                await send(session, shot(url, index), stream=0, t_sched_ns=now, t_free_ns=now, limits=Limits())
+
+        async def fire(index: int, stream: int, t_ns: int) -> RequestRecord:
+            return await send(
+                session, shot(url, index), stream=stream, t_sched_ns=t_ns, t_free_ns=t_ns, limits=Limits()
             )
 
-    assert [r.attempts for r in records] == [1, 2]
-    assert all(r.ok for r in records)
+        await closed(12, 4, fire, flight)
+
+    assert 12 == sum(r.ok for r in flight.records)
+    assert {1} == {r.attempts for r in flight.records if r.index < 4}
+    assert all(2 <= r.attempts <= 5 for r in flight.records if r.index >= 4)
+    assert all(0.02 <= ttft_s(r) < 0.1 for r in flight.records)  # type: ignore[operator]
 
 
 async def test_a_closed_loop_draws_requests_in_order_and_keeps_n_in_flight() -> None:

@@ -30,8 +30,8 @@ def test_vllm_tells_counters_gauges_boot_and_an_idle_signal() -> None:
     scrape = captured("vllm-0.32.0-cpu-specdecode")
 
     assert {"prompt_tokens", "generation_tokens", "requests_done", "drafts", "accepted_tokens"} <= set(scrape.counters)
-    assert scrape.process_start_s is not None
-    assert 1.7e9 < scrape.process_start_s
+    assert scrape.started is not None
+    assert scrape.started.startswith("2026-11-29T")
     assert "vllm:num_requests_running + vllm:num_requests_waiting" == scrape.idle_signal
     assert 0 == scrape.busy
     assert scrape.cache_config["block_size"].isdigit()
@@ -53,11 +53,12 @@ def test_a_counter_without_total_in_its_name_is_the_same_counter() -> None:
     assert {"preemptions": 3.0} == dict(read_scrape("vllm:num_preemptions 3.0\n").counters)
 
 
-def test_llamacpp_tells_speculation_and_an_idle_signal_but_no_boot() -> None:
+def test_llamacpp_tells_speculation_and_an_idle_signal_and_its_boot_in_a_header() -> None:
     scrape = captured("llama.cpp-xllamacpp-2026.10.11549-ngram-ping")
 
     assert scrape.counters["draft_tokens"] >= scrape.counters["accepted_tokens"] > 0
-    assert scrape.process_start_s is None
+    assert scrape.started is None
+    assert "1234" == read_scrape("", "1234").started
     assert "llamacpp:requests_processing + llamacpp:requests_deferred" == scrape.idle_signal
 
 

@@ -139,8 +139,10 @@ async def _attempts(
             return reader.broken(time.perf_counter_ns(), wire.CONNECT_ERROR, str(error))
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
             now = time.perf_counter_ns()
-            if outcome.wire.reused and outcome.t_headers_ns is None and outcome.attempts == 1:
-                continue  # a kept connection that the server had already closed; the clock starts again at t_send
+            if outcome.wire.reused and outcome.t_headers_ns is None:
+                # A kept connection that the server had already closed: the clock starts again at the next t_send.
+                # The pool may hold more of them; each is gone once tried, and a new one ends this loop.
+                continue
             if reader.finished:
                 return reader.end(now)
             detail = f"connection lost in phase {outcome.phase}: {error or type(error).__name__}"

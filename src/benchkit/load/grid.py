@@ -91,7 +91,6 @@ async def run_session(
     *,
     done: frozenset[tuple[int, str]] = frozenset(),
     begun: Sequence[Begun] = (),
-    launched: Mapping[str, str] | None = None,
 ) -> None:
     """Measures every step of a plan that is not done yet.
 
@@ -100,7 +99,6 @@ async def run_session(
         sink: takes each cell as it is done.
         done: (slot, grid) of the runs that earlier invocations completed.
         begun: runs that earlier invocations began.
-        launched: boot ids by arm name, told by whoever started the servers.
 
     Raises:
         EndpointUnfit: an arm cannot be reached, or cannot be measured.
@@ -111,8 +109,7 @@ async def run_session(
     async with aiohttp.ClientSession(trust_env=False) as control, open_session(protocol.limits) as measured:
         stations = []
         for arm, text in zip(arms, plan.arm_texts, strict=True):
-            boot = (launched or {}).get(arm.name)
-            stations.append(await _station(protocol, arm, text, Server(arm, control, boot)))
+            stations.append(await _station(protocol, arm, text, Server(arm, control)))
         session = _Session(
             plan=plan,
             protocol=protocol,

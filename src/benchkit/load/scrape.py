@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 COUNTERS: Mapping[str, tuple[str, ...]] = {
     "prompt_tokens": ("vllm:prompt_tokens", "sglang:prompt_tokens", "llamacpp:prompt_tokens"),
@@ -46,7 +47,7 @@ class Scrape:
 
     counters: Mapping[str, float]
     gauges: Mapping[str, float]
-    process_start_s: float | None  # Unix time
+    started: str | None  # which start of the process this is, in the server's own words
     idle_signal: str | None  # which gauges say that it is idle; None where none can be trusted
     busy: float | None  # their sum
     cache_config: Mapping[str, str]  # vLLM's own words about its KV cache
@@ -67,8 +68,13 @@ def read_prometheus(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
     return out
 
 
-def read_scrape(text: str) -> Scrape:
-    """What one `/metrics` text says. `_created` lines are gauges of time, never counters, and are not read."""
+def read_scrape(text: str, start_header: str | None = None) -> Scrape:
+    """What one `/metrics` answer says. `_created` lines are gauges of time, never counters, and are not read.
+
+    Args:
+        text: the answer's body.
+        start_header: its `Process-Start-Time-Unix`, by which llama.cpp tells one start from another.
+    """
     samples = read_prometheus(text)
 
     def total(names: Iterable[str]) -> float | None:
@@ -90,12 +96,15 @@ def read_scrape(text: str) -> Scrape:
         if name in samples
     }
     signal = next((names for names in _IDLE if all(n in samples for n in names)), None)
-    start = samples.get("process_start_time_seconds")
+    started = start_header
+    if "process_start_time_seconds" in samples:
+        moment = datetime.fromtimestamp(samples["process_start_time_seconds"][0][1], UTC)
+        started = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     config = samples.get("vllm:cache_config_info", [])
     return Scrape(
         counters=counters,
         gauges=gauges,
-        process_start_s=start[0][1] if start else None,
+        started=started,
         idle_signal=None if signal is None else " + ".join(signal),
         busy=None if signal is None else sum(value for n in signal for _, value in samples[n]),
         cache_config=config[0][0] if config else {},

@@ -7,8 +7,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -51,10 +51,9 @@ class ServerFacts:
 class Server:
     """The servers behind an arm, asked over a session of their own so that measured connections stay theirs."""
 
-    def __init__(self, arm: Arm, session: aiohttp.ClientSession, launched_boot: str | None = None) -> None:
+    def __init__(self, arm: Arm, session: aiohttp.ClientSession) -> None:
         self.arm = arm
         self.session = session
-        self.launched_boot = launched_boot  # told by whoever started the server
         self.engine: str = arm.engine
         self.headers = request_headers(arm)
         self.max_tokens_field = "max_tokens"
@@ -87,6 +86,8 @@ class Server:
             if isinstance(version, dict) and isinstance(version.get("version"), str):
                 told["version"] = version["version"]
             if self.engine == "llamacpp":
+                # It closes the connection after a streamed answer although its headers say keep-alive.
+                self.headers["Connection"] = "close"
                 props = await self._get_json(root + "/props")
                 if isinstance(props, dict):
                     told["version"] = str(props.get("build_info"))
@@ -100,14 +101,13 @@ class Server:
         return told, outcomes
 
     async def boot_id(self) -> str | None:
-        """Which boot of the server answers: its own word, else the launcher's; None where neither tells."""
+        """Which boot of the server answers, by its own word; None where it does not tell."""
         boots = []
         for endpoint in self.arm.endpoints:
             scrape = await self._scrape(endpoint)
-            if scrape is None or scrape.process_start_s is None:
-                return self.launched_boot
-            started = datetime.fromtimestamp(scrape.process_start_s, UTC).isoformat(timespec="milliseconds")
-            boots.append(f"{started.replace('+00:00', 'Z')}@{endpoint.removeprefix('http://').removesuffix('/v1')}")
+            if scrape is None or scrape.started is None:
+                return None
+            boots.append(f"{scrape.started}@{urlsplit(endpoint).netloc}")
         return ",".join(boots)
 
     async def counters(self, *, settled: bool = False) -> dict[str, float]:
@@ -314,7 +314,8 @@ class Server:
         try:
             url = root_of(endpoint) + "/metrics"
             async with self.session.get(url, headers=self.headers, timeout=_ask_timeout()) as answer:
-                return read_scrape(await answer.text()) if answer.status == 200 else None
+                start = answer.headers.get("Process-Start-Time-Unix")
+                return read_scrape(await answer.text(), start) if answer.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError):
             return None
 
