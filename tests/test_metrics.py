@@ -15,12 +15,12 @@ from benchkit.metrics import (
     contention_bands,
     metric_named,
     n1,
-    serialization_ratio,
     steady_output_tok_per_s,
     stream_decode_tok_per_s,
     tpot_s,
     ttft_from_sched_s,
     ttft_s,
+    with_serialization_ratio,
 )
 from benchkit.protocol import Cell, Slo
 from benchkit.record import RequestRecord
@@ -199,12 +199,15 @@ def test_prefill_rate_leaves_cached_tokens_out_and_is_unknown_where_a_cache_may_
 
 
 def test_serialization_ratio_is_one_when_n_prompts_take_n_times_as_long() -> None:
-    alone = [stream(0, 100, 200, 11)]
-    serial = [stream(0, 100 * (i + 1), 2000, 11) for i in range(4)]
-    shared = [stream(0, 100, 2000, 11) for _ in range(4)]
+    alone = metrics(stream(0, 100, 200, 11))
+    serial = metrics(*[stream(0, 100 * (i + 1), 2000, 11) for i in range(4)], concurrency=4)
+    shared = metrics(*[stream(0, 100, 2000, 11) for _ in range(4)], concurrency=4)
+    refilled = metrics(*[stream(0, 100, 2000, 11) for _ in range(8)], concurrency=4)
 
-    assert serialization_ratio(serial, alone) == 1.0
-    assert serialization_ratio(shared, alone) == 0.25
+    for found, expected in ((serial, 1.0), (shared, 0.25), (refilled, None)):
+        grid = [(cell(1), alone), (cell(4), found)]
+        assert [None, expected] == [m["serialization_ratio"] for m in with_serialization_ratio(grid)]  # type: ignore[arg-type]
+    assert [None] == [m["serialization_ratio"] for m in with_serialization_ratio([(cell(4), serial)])]  # type: ignore[list-item]
 
 
 def test_contention_band_is_of_the_time_in_which_the_whole_cohort_decodes() -> None:

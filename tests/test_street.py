@@ -199,6 +199,15 @@ def test_the_comparison_is_the_ratio_of_the_closed_forms_and_says_who_leads(meas
     assert "leads" == cell["verdict"]
 
 
+def test_prefills_that_queue_show_in_the_serialization_ratio(measured: Bench) -> None:
+    """Overhead runs in parallel and prefill in turns: (0.24 + 4 · 0.01) / (4 · (0.24 + 0.01)) = 0.28."""
+    runs = measured.json("show", session_of(measured)["session"])["runs"]
+
+    ratios = [c["metrics"]["serialization_ratio"] for r in runs for c in r["cells"] if c["concurrency"] == 4]
+    assert 8 == len(ratios)
+    assert 0.28 == pytest.approx(sum(ratios) / 8, rel=0.03)
+
+
 def test_acceptance_length_is_the_servers_own_count(measured: Bench) -> None:
     runs = [r for r in session_of(measured)["runs"] if r["arm"] == "triple"]
 

@@ -72,6 +72,7 @@ GLOSSARY: Mapping[str, Metric] = _metrics(
         "prefill_tok_per_s", "tok/s", "higher", "ratio", False,
         "requests = N released together: Σ(P − K) / (max t_first − min t_send); N = 1: median (P − K) / ttft_s",
     ),
+    ("prefill_window_s", "s", "lower", "ratio", False, "requests = N released together: max t_first − min t_send"),
     (
         "serialization_ratio", "", "lower", "ratio", False,
         "(max t_first − min t_send) at N released together / (N × mean ttft_s of the c1 cell, same ISL, OSL, KV)",
@@ -199,8 +200,10 @@ def cell_metrics(
     out["tpot_weighted_s"] = _tpot_weighted_s(good)
     out["steady_output_tok_per_s"] = steady_output_tok_per_s(records, concurrency=cell.concurrency)
     out["decode_tok_per_s"] = decode_tok_per_s(good)
-    out["prefill_tok_per_s"] = _prefill_tok_per_s(records, cell, facts)
-    bands = contention_bands(good) if len(records) == cell.concurrency > 1 else ()
+    together = len(records) == cell.concurrency and all(r.ok for r in records)
+    out["prefill_window_s"] = _prefill_window_s(records) if together else None
+    out["prefill_tok_per_s"] = _prefill_tok_per_s(records, cell, facts, out["prefill_window_s"])
+    bands = contention_bands(good) if together and cell.concurrency > 1 else ()
     out["contention_band_min_tok_per_s"] = min((low for low, _ in bands), default=None)
     out["contention_band_max_tok_per_s"] = max((high for _, high in bands), default=None)
     chunk_rates = [
@@ -348,7 +351,9 @@ def decode_tok_per_s(good: Sequence[RequestRecord]) -> float | None:
     return tokens * NS / covered if covered > 0 else None
 
 
-def _prefill_tok_per_s(records: Sequence[RequestRecord], cell: Cell, facts: Mapping[str, Any]) -> float | None:
+def _prefill_tok_per_s(
+    records: Sequence[RequestRecord], cell: Cell, facts: Mapping[str, Any], window_s: float | None
+) -> float | None:
     unique = facts.get("prefix") == "unique"
     computed = [
         None if r.prompt_tokens is None or (r.cached_tokens is None and not unique)
@@ -360,8 +365,7 @@ def _prefill_tok_per_s(records: Sequence[RequestRecord], cell: Cell, facts: Mapp
     if cell.concurrency == 1:
         rates = [c / t for r, c in zip(records, computed, strict=True) if c is not None and (t := ttft_s(r))]
         return _percentile(rates, 50)
-    length = _prefill_window_s(records) if len(records) == cell.concurrency else None
-    return sum(c or 0 for c in computed) / length if length else None
+    return sum(c or 0 for c in computed) / window_s if window_s else None
 
 
 def _prefill_window_s(records: Sequence[RequestRecord]) -> float | None:
@@ -372,18 +376,22 @@ def _prefill_window_s(records: Sequence[RequestRecord]) -> float | None:
     return (max(firsts) - min(sends)) / NS
 
 
-def serialization_ratio(together: Sequence[RequestRecord], alone: Sequence[RequestRecord]) -> float | None:
-    """How serial prefills are: 1 when N prompts take N times as long as one, less when they share work.
+def with_serialization_ratio(
+    cells: Sequence[tuple[Cell, Mapping[str, float | None]]],
+) -> list[dict[str, float | None]]:
+    """The metrics of a grid's cells, each with its `serialization_ratio`, the one metric that needs two cells.
 
-    Args:
-        together: N requests released at once.
-        alone: the c1 cell at the same ISL, OSL and KV.
+    1 when N prompts take N times as long as one, less when they share work; None unless the cell released all its
+    requests together and the grid has the c1 cell of the same ISL, OSL and KV.
     """
-    length = _prefill_window_s(together)
-    singles = [v for r in alone if r.ok and (v := ttft_s(r)) is not None]
-    if length is None or not singles or any(not r.ok for r in together):
-        return None
-    return length / (len(together) * float(np.mean(singles)))
+    alone = {(c.isl, c.osl, c.kv): metrics.get("ttft_s_mean") for c, metrics in cells if c.concurrency == 1}
+    out = []
+    for cell, metrics in cells:
+        window, single = metrics.get("prefill_window_s"), alone.get((cell.isl, cell.osl, cell.kv))
+        known = cell.concurrency > 1 and window is not None and single
+        ratio = window / (cell.concurrency * single) if known and window is not None and single else None
+        out.append({**metrics, "serialization_ratio": ratio})
+    return out
 
 
 def contention_bands(good: Sequence[RequestRecord]) -> tuple[tuple[float, float], ...]:

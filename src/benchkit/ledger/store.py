@@ -17,6 +17,7 @@ from benchkit.ledger.files import Layout, disk_errors
 from benchkit.ledger.measure import Examined, cached, examine, keep
 from benchkit.ledger.states import RunState, States, Status, touched
 from benchkit.measured import Doubt, MeasuredCell, MeasuredRun
+from benchkit.metrics import with_serialization_ratio
 from benchkit.protocol import Cell, parse_protocol
 from benchkit.record import (
     CellRecord,
@@ -201,6 +202,9 @@ class Ledger:
             Finding: a raw is missing, or is not what was pinned.
         """
         examined = self._examined(state)
+        metrics = with_serialization_ratio(
+            [(c.cell, w.metrics) for c, w in zip(state.run.cells, examined, strict=True)]
+        )
         cells = []
         for place, (record, what) in enumerate(zip(state.run.cells, examined, strict=True)):
             banked = state.status == "banked" and state.flags is not None
@@ -220,7 +224,7 @@ class Ledger:
                         )
                         for f in flags
                     ),
-                    metrics=what.metrics,
+                    metrics=metrics[place],
                 )
             )
         return MeasuredRun(run=state.run, status=state.status, labels=tuple(state.labels), cells=tuple(cells))
