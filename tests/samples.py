@@ -33,7 +33,7 @@ RECORD = RequestRecord(
     index=0, stream=0, worker=0, endpoint="http://127.0.0.1:9/v1", attempts=1, asked_isl=100, asked_osl=11, kv=0,
     t_sched_ns=10 * S, t_free_ns=10 * S, t_send_ns=10 * S, t_headers_ns=10 * S + 5 * MS, t_first_ns=10 * S + 500 * MS,
     t_last_ns=10 * S + 700 * MS, t_end_ns=10 * S + 701 * MS, prompt_tokens=100, completion_tokens=11,
-    cached_tokens=None, reasoning_tokens=None, first_event_tokens=1, events=11, data_events=13,
+    cached_tokens=0, reasoning_tokens=None, first_event_tokens=1, events=11, data_events=13,
     event_ns=tuple((500 + 20 * i) * MS for i in range(11)), event_tokens=(1,) * 11, token_source="usage",
     finish_reason="length", error=None, error_detail="", http_status=200, model="m", response_id="r-0",
     server_timings=None, text=None, reasoning_text=None,

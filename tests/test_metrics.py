@@ -24,7 +24,7 @@ from benchkit.metrics import (
 )
 from benchkit.protocol import Cell, Slo
 from benchkit.record import RequestRecord
-from samples import MS, S, failed_record, record_with
+from samples import MS, RECORD, S, failed_record, record_with
 
 CASES = Path(__file__).parent / "data" / "cases"
 
@@ -71,6 +71,13 @@ def test_tpot_divides_by_the_tokens_after_the_first_event() -> None:
 def test_an_unknown_first_event_counts_as_one_token() -> None:
     assert n1(record_with(first_event_tokens=None)) == 1
     assert tpot_s(record_with(first_event_tokens=None)) == 0.02
+
+
+def test_tpot_is_unknown_where_first_and_last_output_came_in_one_read() -> None:
+    at_once = record_with(t_last_ns=RECORD.t_first_ns)
+
+    assert tpot_s(at_once) is None
+    assert stream_decode_tok_per_s(at_once) is None
 
 
 @pytest.mark.parametrize("tokens", [0, 1, None])
@@ -195,7 +202,8 @@ def test_prefill_rate_needs_requests_released_together_or_a_single_stream() -> N
 def test_prefill_rate_leaves_cached_tokens_out_and_is_unknown_where_a_cache_may_have_helped() -> None:
     cached = stream(0, 500, 1000, 11, cached_tokens=50)
     assert metrics(cached, prefix="as_is")["prefill_tok_per_s"] == 100.0
-    assert metrics(stream(0, 500, 1000, 11), prefix="as_is")["prefill_tok_per_s"] is None
+    assert metrics(stream(0, 500, 1000, 11, cached_tokens=None), prefix="as_is")["prefill_tok_per_s"] is None
+    assert 200.0 == metrics(stream(0, 500, 1000, 11, cached_tokens=None), prefix="unique")["prefill_tok_per_s"]
 
 
 def test_serialization_ratio_is_one_when_n_prompts_take_n_times_as_long() -> None:
@@ -241,6 +249,33 @@ def test_goodput_counts_failures_as_misses() -> None:
     found = metrics(*records, concurrency=10, slo=Slo(ttft_s=case["slo"]["ttft_ms"] / 1e3))
 
     assert 0.2 == found["goodput_req_per_s"]
+
+
+def test_goodput_takes_nothing_unknown_for_met() -> None:
+    silent = record_with(t_first_ns=None, t_last_ns=None, events=0, event_ns=(), event_tokens=None)
+    blind = record_with(completion_tokens=None, event_tokens=None)
+    one = stream(0, 300, 300, 1)
+
+    assert 0.0 == metrics(silent, slo=Slo(ttft_s=1.0))["goodput_req_per_s"]
+    assert 0.0 == metrics(blind, slo=Slo(tpot_s=1.0))["goodput_req_per_s"]
+    assert 0.0 < metrics(one, slo=Slo(tpot_s=0.001))["goodput_req_per_s"]  # type: ignore[operator]
+
+
+def test_a_decode_rate_needs_every_answers_count() -> None:
+    blind = record_with(completion_tokens=None, event_tokens=None)
+
+    assert metrics(record_with(), record_with())["decode_tok_per_s"] is not None
+    assert metrics(record_with(), blind)["decode_tok_per_s"] is None
+
+
+def test_a_counter_that_fell_gives_no_difference() -> None:
+    found = metrics(
+        record_with(),
+        server_before={"drafts": 100.0, "draft_tokens": 400.0, "accepted_tokens": 200.0, "preemptions": 9.0},
+        server_after={"drafts": 20.0, "draft_tokens": 80.0, "accepted_tokens": 40.0, "preemptions": 4.0},
+    )
+
+    assert (None, None, None) == (found["acceptance_rate"], found["acceptance_length"], found["preemptions"])
 
 
 def test_goodput_is_unknown_without_limits() -> None:

@@ -243,7 +243,7 @@ def test_a_quarantined_run_leaves_the_comparison(copy: Bench) -> None:
 
 def test_the_second_session_on_a_boot_runs_no_cold_grid_and_says_so(bench: Bench, fast: SimProcess) -> None:
     arm = bench.arm("a", fast.url)
-    bench.write("p.toml", SHORT.replace("seed", "seed"))
+    bench.write("p.toml", SHORT)
     first = bench.json("run", "p.toml", "--arm", arm)
     again = bench.run("run", "p.toml", "--arm", arm)
 
@@ -509,3 +509,118 @@ def test_bad_input_is_one_line_and_exit_2(bench: Bench, argv: tuple[str, ...], w
 
     assert what in refused.stderr
     assert 1 == len(refused.stderr.strip().splitlines()), refused.stderr
+
+
+# --- boots that change, and servers that do not tell ------------------------------------------------------
+
+
+def wait_for(condition: Any, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_kill_before_the_first_cell_leaves_the_next_grid_cold(bench: Bench) -> None:
+    """A grid that served nothing has not warmed the boot: the next session's first grid is cold all the same."""
+    bench.write("slow.toml", SHORT.replace("cooldown_s = 0", "cooldown_s = 30"))
+    with spawned(Profile(request_overhead_s=0.01, step_base_s=0.003)) as sim:
+        arm = bench.arm("a", sim.url)
+        process = bench.start("run", "slow.toml", "--arm", arm)
+        wait_for(lambda: list(bench.ledger.glob("sessions/*/runs/*/header.json")))
+        process.kill()
+        process.communicate()
+        bench.write("quick.toml", SHORT.replace("warm = 2", "warm = 1"))
+        bench.run("run", "quick.toml", "--arm", arm)
+
+    assert ["cold", "warm"] == [r["grid"] for r in bench.json("runs")["runs"]]
+
+
+def test_a_session_taken_up_on_another_boot_keeps_the_old_cells_and_measures_the_grid_anew(bench: Bench) -> None:
+    bench.write("p.toml", SHORT.replace("warm = 2", "warm = 1").replace("cooldown_s = 0", "cooldown_s = 0.3"))
+    with spawned(Profile(request_overhead_s=0.01, step_base_s=0.003)) as sim:
+        arm = bench.arm("a", sim.url)
+        process = bench.start("run", "p.toml", "--arm", arm)
+        wait_for(lambda: list(bench.ledger.glob("sessions/*/runs/*/cell-1.json")))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+        [session] = unfinished(bench.ledger)
+        sim.restart()
+        time.sleep(0.5)
+        done = bench.run("run", "--resume", session)
+
+    assert "not the server that began" in done.stderr
+    runs = bench.json("runs")["runs"]
+    assert [("cold", False), ("cold", True), ("warm", True)] == [(r["grid"], r["complete"]) for r in runs]
+    assert runs[0]["boot_id"] != runs[1]["boot_id"] == runs[2]["boot_id"]
+    partial = bench.json("show", runs[0]["id"])["runs"][0]
+    assert 2 <= len(partial["cells"]) < 4
+    assert "incomplete" in {f["name"] for f in partial["cells"][0]["flags"]}
+    assert verify(bench.ledger).ok
+
+
+def test_a_server_that_does_not_tell_its_boot_is_taken_at_the_plans_word_and_says_so(bench: Bench) -> None:
+    bench.write("p.toml", SHORT.replace("warm = 2", "warm = 1"))
+    with spawned(Profile(request_overhead_s=0.01, step_base_s=0.003, metrics=False, tokenize=False)) as sim:
+        done = bench.json("run", "p.toml", "--arm", bench.arm("a", sim.url))
+
+    assert [("cold", None), ("warm", None)] == [(r["grid"], r["boot_id"]) for r in done["runs"]]
+    assert "boot_unknown" in {f["name"] for f in done["runs"][1]["cells"][0]["flags"]}
+    assert "protocol" == done["runs"][0]["cold_of"]  # the probes that counted its tokens had used the boot
+    bench.run("bank", done["session"], "--why", "test")
+
+
+def test_an_arm_of_two_endpoints_is_served_by_both_and_has_both_boots(bench: Bench) -> None:
+    bench.write("p.toml", SHORT.replace("warm = 2", "warm = 1"))
+    profile = Profile(request_overhead_s=0.01, step_base_s=0.003)
+    with spawned(profile) as one, spawned(profile) as two:
+        text = (bench.folder / bench.arm("pair", one.url)).read_text()
+        bench.write("pair.toml", text.replace(f'["{one.url}/v1"]', f'["{one.url}/v1", "{two.url}/v1"]'))
+        done = bench.json("run", "p.toml", "--arm", "pair.toml")
+
+    ports = [url.rsplit(":", 1)[1] for url in (one.url, two.url)]
+    assert all(all(port in r["boot_id"] for port in ports) for r in done["runs"])
+    with Ledger.open(bench.ledger) as ledger:
+        for state in ledger.runs():
+            for cell in state.run.cells:
+                records = ledger.records(cell)
+                assert {f"{u}/v1" for u in (one.url, two.url)} >= {r.endpoint for r in records}
+                moved = cell.facts["server_after"]["requests_done"] - cell.facts["server_before"]["requests_done"]
+                assert len(records) == moved  # the sum over both
+    assert not [f for r in done["runs"] for c in r["cells"] for f in c["flags"] if f["name"] == "foreign_load"]
+
+
+def test_a_server_that_dies_in_mid_run_leaves_records_of_failure_and_a_ledger_that_verifies(bench: Bench) -> None:
+    bench.write("p.toml", SHORT.replace("warm = 2", "warm = 1").replace("cooldown_s = 0", "cooldown_s = 0.2"))
+    with spawned(Profile(request_overhead_s=0.01, step_base_s=0.003)) as sim:
+        process = bench.start("run", "p.toml", "--arm", bench.arm("a", sim.url), "--json")
+        wait_for(lambda: list(bench.ledger.glob("sessions/*/runs/*/cell-1.json")))
+        sim.child.kill()
+        out, err = process.communicate(timeout=120)
+
+    assert (3, "") == (process.returncode, out)
+    [session] = unfinished(bench.ledger)
+    assert f"Go on with: benchkit run --resume {session}" in err
+    [run] = bench.json("show", session)["runs"]
+    assert ("cold", 2) == (run["grid"], run["cells"][0]["n_ok"])
+    assert 0 == run["cells"][-1]["n_ok"]
+    assert "no_success" in {f["name"] for f in run["cells"][-1]["flags"]}
+    assert verify(bench.ledger).ok
+
+
+def test_token_ids_on_the_chat_api_are_refused_before_anything_is_begun(bench: Bench, fast: SimProcess) -> None:
+    bench.write("p.toml", SHORT.replace("osl = [8]", 'osl = [8]\nsend = "ids"'))
+
+    refused = bench.run("run", "p.toml", "--arm", bench.arm("a", fast.url), code=2)
+
+    assert "chat API takes no token ids" in refused.stderr
+    assert {"runs": [], "unfinished_sessions": []} == bench.json("runs")
+
+
+def test_a_typo_leaves_no_ledger_behind(bench: Bench) -> None:
+    bench.write("p.toml", SHORT.replace("[workload]", '[compare]\nprimary = "tok_per_fortnight"\n[workload]'))
+
+    refused = bench.run("run", "p.toml", "--arm", bench.arm("a", "http://127.0.0.1:9"), code=2)
+
+    assert "compare.primary: expected a metric" in refused.stderr
+    assert not bench.ledger.exists()

@@ -12,7 +12,7 @@ from benchkit import validity
 from benchkit.protocol import Protocol
 from benchkit.record import RequestRecord, Run
 from benchkit.validity import FLAGS, NEVER_WAIVED, cell_flags
-from samples import cell_with, failed_record, protocol_with, record_with, run_with
+from samples import RECORD, cell_with, failed_record, protocol_with, record_with, run_with
 
 
 def flags(
@@ -96,6 +96,18 @@ def test_a_warm_prefix_cache_blocks_where_prompts_were_to_be_unique() -> None:
     assert flags(record_with(cached_tokens=64), record_with(cached_tokens=0)) == {"prefix_contaminated": True}
 
 
+def test_a_server_whose_usage_hides_cached_tokens_is_judged_by_its_counters() -> None:
+    silent = record_with(cached_tokens=None)
+    before = {"prefix_hits": 1000.0, "prefix_queries": 5000.0}
+
+    clean = flags(silent, silent, server_before=before, server_after={"prefix_hits": 1002.0, "prefix_queries": 5200.0})
+    warm = flags(silent, silent, server_before=before, server_after={"prefix_hits": 1100.0, "prefix_queries": 5200.0})
+
+    assert {"assumed_uncached": False} == clean
+    assert {"assumed_uncached": False, "prefix_contaminated": True} == warm
+    assert {"assumed_uncached": False} == flags(silent, silent)
+
+
 def test_the_templates_head_in_the_cache_is_no_contamination() -> None:
     cached = [record_with(cached_tokens=16), record_with(cached_tokens=16)]
 
@@ -104,9 +116,19 @@ def test_the_templates_head_in_the_cache_is_no_contamination() -> None:
 
 
 def test_a_long_answer_in_one_event_blocks() -> None:
-    at_once = record_with(events=1, event_ns=(500_000_000,), event_tokens=(11,), first_event_tokens=11)
+    at_once = record_with(
+        events=1, event_ns=(500_000_000,), event_tokens=(11,), first_event_tokens=11, t_last_ns=RECORD.t_first_ns
+    )
 
     assert flags(record_with(), at_once)["impossible_rate"]
+
+
+def test_a_long_answer_whose_events_came_in_one_read_blocks() -> None:
+    """A gateway that buffers: eleven events, one stamp, and a TTFT that is the whole answer's time."""
+    buffered = record_with(t_first_ns=RECORD.t_last_ns, event_ns=(700_000_000,) * 11)
+
+    assert flags(record_with(), buffered)["impossible_rate"]
+    assert {} == flags(record_with(completion_tokens=11), record_with())
 
 
 def test_a_rate_beyond_the_protocols_bound_blocks() -> None:

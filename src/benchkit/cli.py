@@ -190,39 +190,40 @@ def run(
       benchkit run demo --arm a.toml --dry-run
       benchkit run --resume ses-20261129T101500-1a2b3c
     """
-    from benchkit.commands import demo as demo_command
     from benchkit.commands import run as run_command
     from benchkit.commands import show as show_command
 
     if (protocol is None) == (resume is None):
         raise BadInput("expected a PROTOCOL, or --resume SESSION; `benchkit run --help` has examples")
     if resume is not None:
-        if arm or reps is not None or dry_run:
-            raise BadInput("--resume: expected alone; a session keeps the arms and reps that it was planned with")
+        if arm or reps is not None or dry_run or note or seed != 1:
+            raise BadInput("--resume: expected alone; a session keeps what it was planned with")
         with _opened(ledger) as opened:
-            runs = run_command.resume(opened, resume, quiet=json_)
+            runs, session = run_command.resume(opened, resume, quiet=json_), resume
     else:
-        with _opened(ledger, create=not dry_run) if not dry_run else _maybe_opened(ledger) as opened:
+        # The plan comes first: a typo must not leave an empty ledger behind.
+        with _maybe_opened(ledger) as known:
             plan = run_command.plan_session(
                 protocol or "",
                 arm,
-                [s.run for s in opened.runs()] if opened is not None else [],
+                [] if known is None else [s.run for s in known.runs()],
                 reps=reps,
                 seed=seed,
-                command=demo_command.command_line(),
+                command=run_command.command_line(),
                 note=note,
             )
-            if dry_run or opened is None:
-                described = run_command.describe(plan)
-                _print_json(described) if json_ else print(show_command.plan_text(described))
-                return
+        session = plan.session
+        if dry_run:
+            described = run_command.describe(plan)
+            _print_json(described) if json_ else print(show_command.plan_text(described))
+            return
+        with _opened(ledger, create=True) as opened:
             runs = run_command.run(opened, plan, quiet=json_)
     if json_:
-        _print_json({"session": runs[0].run.session if runs else resume, "runs": [r.to_json() for r in runs]})
-    else:
+        _print_json({"session": session, "runs": [r.to_json() for r in runs]})
+    elif runs:
         print(show_command.runs_text(runs))
-        sessions = " ".join(sorted({r.run.session for r in runs}))
-        print(f"\nNext: benchkit bank {sessions} --why '…'   (`benchkit show latest` has every metric and flag)")
+        print(f"\nNext: benchkit bank {session} --why '…'   (`benchkit show latest` has every metric and flag)")
     run_command.refuse_empty(runs)
 
 
@@ -233,7 +234,9 @@ def _maybe_opened(given: Path | None) -> Iterator[Ledger | None]:
         with _opened(given) as ledger:
             yield ledger
     except BadInput:
-        if given is not None and given.exists():
+        from benchkit.commands.names import ledger_path
+
+        if ledger_path(given).exists():
             raise
         yield None
 

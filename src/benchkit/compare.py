@@ -364,6 +364,10 @@ _N1_METRICS = frozenset(
 _WINDOWED = frozenset({"steady_output_tok_per_s", "contention_band_min_tok_per_s", "contention_band_max_tok_per_s"})
 _FOOTNOTES: Mapping[str, tuple[str, frozenset[str] | None]] = {
     # Words without numbers, so that equal doubts share a mark; and the metrics that they touch (None: all).
+    "assumed_uncached": (
+        "the server does not tell cached tokens; unique prompts are taken as uncached",
+        frozenset({"prefill_tok_per_s"}),
+    ),
     "assumed_n1": ("the first event is taken to carry one token; the server does not say", _N1_METRICS),
     "spread_tokens": ("tokens of later events are spread evenly; the server does not say", _WINDOWED),
     "coalesced_events": ("events carry more than one token", _WINDOWED | {"icl_s", "chunk_per_s"}),

@@ -79,11 +79,11 @@ GLOSSARY: Mapping[str, Metric] = _metrics(
     ),
     (
         "contention_band_min_tok_per_s", "tok/s", "higher", "ratio", False,
-        "slowest per-stream decode rate while the whole cohort decodes, in [max t_first, min t_last]",
+        "slowest per-stream decode rate while a whole cohort decodes, in [max t_first, min t_last]; over all cohorts",
     ),
     (
         "contention_band_max_tok_per_s", "tok/s", "higher", "ratio", False,
-        "fastest per-stream decode rate while the whole cohort decodes, in [max t_first, min t_last]",
+        "fastest per-stream decode rate while a whole cohort decodes, in [max t_first, min t_last]; over all cohorts",
     ),
     ("chunk_per_s", "1/s", "higher", "ratio", False, "(output events − 1) / (t_last − t_first), median of streams"),
     ("tokens_per_event", "tok", "-", "ratio", False, "ΣC / Σ output events"),
@@ -134,9 +134,14 @@ def ttft_from_sched_s(record: RequestRecord) -> float | None:
 
 
 def tpot_s(record: RequestRecord) -> float | None:
-    """Time per output token: (t_last − t_first) / (C − n1), in s; None unless C > n1."""
+    """Time per output token: (t_last − t_first) / (C − n1), in s; None unless C > n1.
+
+    None too where first and last output came in one read: no decode time was seen, which is not a time of zero.
+    """
     c = record.completion_tokens
     if c is None or record.t_first_ns is None or record.t_last_ns is None or c <= n1(record):
+        return None
+    if record.t_last_ns == record.t_first_ns:
         return None
     return (record.t_last_ns - record.t_first_ns) / NS / (c - n1(record))
 
@@ -243,14 +248,17 @@ def _window_rates(records: Sequence[RequestRecord], good: Sequence[RequestRecord
     out["total_tok_per_s"] = total / length if counted else None
     limits = {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s}
     asked = {name: limit for name, limit in limits.items() if limit is not None}
-    met = sum(all(_within(_PER_REQUEST[name](r), limit) for name, limit in asked.items()) for r in good)
+    met = sum(all(_within(r, name, limit) for name, limit in asked.items()) for r in good)
     out["goodput_req_per_s"] = met / length if asked else None
     return out
 
 
-def _within(value: float | None, limit: float) -> bool:
-    # A one-token answer has no TPOT and so cannot miss its limit.
-    return value is None or value <= limit
+def _within(record: RequestRecord, name: str, limit: float) -> bool:
+    """Whether a success meets a limit; what is not known does not, but a one-token answer has no TPOT to miss."""
+    value = _PER_REQUEST[name](record)
+    if value is None:
+        return name == "tpot_s" and record.completion_tokens is not None and record.completion_tokens <= n1(record)
+    return value <= limit
 
 
 def _tpot_weighted_s(good: Sequence[RequestRecord]) -> float | None:
@@ -333,12 +341,8 @@ def steady_output_tok_per_s(records: Sequence[RequestRecord], *, concurrency: in
 
 def decode_tok_per_s(good: Sequence[RequestRecord]) -> float | None:
     """Decode rate of the cell: Σ(C − n1) over the time in which at least one stream decoded, in tok/s."""
-    spans = sorted(
-        (r.t_first_ns, r.t_last_ns)
-        for r in good
-        if r.t_first_ns is not None and r.t_last_ns is not None and r.completion_tokens is not None
-    )
-    if not spans:
+    spans = sorted((r.t_first_ns, r.t_last_ns) for r in good if r.t_first_ns is not None and r.t_last_ns is not None)
+    if not spans or any(r.completion_tokens is None for r in good):
         return None
     covered, (start, end) = 0, spans[0]
     for a, b in spans[1:]:
@@ -422,7 +426,9 @@ def _server_metrics(facts: Mapping[str, Any]) -> dict[str, float | None]:
     before, after = facts.get("server_before") or {}, facts.get("server_after") or {}
 
     def moved(name: str) -> float | None:
-        return after[name] - before[name] if name in before and name in after else None
+        # A counter that fell belongs to another process: the server restarted, and the difference means nothing.
+        known = name in before and name in after and after[name] >= before[name]
+        return after[name] - before[name] if known else None
 
     accepted, drafted, drafts = moved("accepted_tokens"), moved("draft_tokens"), moved("drafts")
     out: dict[str, float | None] = {

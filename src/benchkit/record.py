@@ -103,7 +103,7 @@ class Run:
     arm_text: str
     grid: str  # cold | warm
     cold_of: str | None  # boot | protocol, for a cold grid
-    rep: int  # 0-based within its kind of grid, arm and session
+    rep: int  # 0-based among the warm grids of its arm and session; a cold grid has that of the step it came with
     block: int  # the block of interleaved grids it belongs to
     slot: int  # its place in the session's order
     boot_id: str | None

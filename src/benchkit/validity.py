@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchkit.metrics import stream_decode_tok_per_s
 from benchkit.protocol import Protocol
 from benchkit.record import CellRecord, RequestRecord, Run
 
-RULES = 1
+RULES = 2
 """Raised whenever a rule is added or changes; stored with what `bank` accepted."""
 
 NEVER_WAIVED = frozenset({"cold", "incomplete", "no_success"})
@@ -25,10 +26,10 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "short_output": ("blocks", "answers of another length than asked, though ignore_eos was set"),
     "isl_drift": ("blocks", "the server counted prompts more than 2 % longer or shorter than asked, or cut them"),
     "prefix_contaminated": ("blocks", "more than 1 % of unique prompts' tokens came from the prefix cache"),
-    "impossible_rate": ("blocks", "more than 8 tokens in one event and nothing after, or faster than max_tok_per_s"),
+    "impossible_rate": ("blocks", "more than 8 tokens arrived all at once, or a stream was faster than max_tok_per_s"),
     "client_limited": ("blocks", "the client's own event loop lagged more than limits.client_lag_ms at p99"),
     "foreign_load": ("blocks", "the server was busy before the cell, or finished requests that are not ours"),
-    "server_restarted": ("blocks", "the server's boot changed during the run"),
+    "server_restarted": ("blocks", "the server's boot changed during the run, or its counters ran backwards"),
     "model_mismatch": ("blocks", "another model answered than was asked"),
     "timeouts": ("footnote", "requests hit a limit of the protocol"),
     "few_requests": ("footnote", "fewer than two requests per stream"),
@@ -36,6 +37,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "preempted": ("footnote", "the server preempted requests"),
     "boot_unknown": ("footnote", "the server does not tell its boot; the plan's word on warm is taken"),
     "reconnected": ("footnote", "a kept connection was dead; the request was sent again before any byte came"),
+    "assumed_uncached": ("footnote", "the server does not tell cached tokens; unique prompts are taken as uncached"),
     "assumed_n1": ("footnote", "the first event is taken to carry one token; the server does not say"),
     "spread_tokens": ("footnote", "tokens of later events are spread evenly in windowed rates"),
     "coalesced_events": ("footnote", "events carry several tokens: they are not tokens here"),
@@ -147,26 +149,35 @@ def _tokens(case: _Case) -> Iterator[Flag]:
 
 
 def _prefix(case: _Case) -> Iterator[Flag]:
-    if case.protocol.workload.prefix != "unique":
-        return
-    told = [r for r in case.good if r.cached_tokens is not None and r.prompt_tokens]
-    if not told:
+    if case.protocol.workload.prefix != "unique" or not case.good:
         return
     # The template's head is the same in every prompt: what a cache holds of it is no contamination.
     head = -(-int(case.cell.facts.get("template_tokens") or 0) // CACHE_BLOCK_TOKENS) * CACHE_BLOCK_TOKENS
-    cached = sum(max(0, (r.cached_tokens or 0) - head) for r in told)
-    share = cached / sum(r.prompt_tokens or 0 for r in told)
-    if share > CONTAMINATION_TOLERANCE:
-        yield _blocks("prefix_contaminated", f"{share:.1%} of the prompt tokens came from the prefix cache")
+    told = [r for r in case.good if r.cached_tokens is not None and r.prompt_tokens]
+    cached: float = sum(max(0, (r.cached_tokens or 0) - head) for r in told)
+    asked: float = sum(r.prompt_tokens or 0 for r in told)
+    if len(told) < len(case.good):
+        yield _notes("assumed_uncached", "the server does not tell cached tokens; unique prompts are taken as uncached")
+    if not told:  # the server's own counters know more than its usage tells
+        cached = max(0, _moved(case, "prefix_hits") - head * len(case.records))
+        asked = _moved(case, "prefix_queries")
+    if asked and cached / asked > CONTAMINATION_TOLERANCE:
+        share = f"{cached / asked:.1%}"
+        yield _blocks("prefix_contaminated", f"{share} of the prompt tokens came from the prefix cache")
+
+
+def _moved(case: _Case, counter: str) -> float:
+    before, after = (case.cell.facts.get(f"server_{when}") or {} for when in ("before", "after"))
+    return float(after.get(counter, 0) - before.get(counter, 0))
 
 
 def _rates(case: _Case) -> Iterator[Flag]:
-    at_once = sum(r.events <= 1 and (r.completion_tokens or 0) > 8 for r in case.good)
+    at_once = sum((r.completion_tokens or 0) > 8 and r.t_first_ns == r.t_last_ns for r in case.good)
     if at_once:
-        yield _blocks("impossible_rate", f"{at_once} answers came in one event: no decode time can be seen")
+        yield _blocks("impossible_rate", f"{at_once} answers came all at once: no decode time can be seen")
     bound = case.protocol.limits.max_tok_per_s
     if bound:
-        fast = [v for r in case.good if (v := _rate(r)) is not None and v > bound]
+        fast = [v for r in case.good if (v := stream_decode_tok_per_s(r)) is not None and v > bound]
         if fast:
             yield _blocks("impossible_rate", f"{len(fast)} streams above {bound:g} tok/s (fastest {max(fast):.0f})")
     known = [r for r in case.good if r.completion_tokens]
@@ -177,14 +188,6 @@ def _rates(case: _Case) -> Iterator[Flag]:
         yield _notes("assumed_n1", "the first event is taken to carry one token; the server does not say")
     if any(r.event_tokens is None and r.event_ns for r in known):
         yield _notes("spread_tokens", "tokens of later events spread evenly in windowed rates")
-
-
-def _rate(record: RequestRecord) -> float | None:
-    n, c = record.first_event_tokens or 1, record.completion_tokens
-    if c is None or c <= n or record.t_first_ns is None or record.t_last_ns is None:
-        return None
-    length_ns = record.t_last_ns - record.t_first_ns
-    return (c - n) * 1e9 / length_ns if length_ns > 0 else float("inf")
 
 
 def _harness(case: _Case) -> Iterator[Flag]:
@@ -205,12 +208,19 @@ def _server(case: _Case) -> Iterator[Flag]:
     if facts.get("idle") is False:
         yield _blocks("foreign_load", "the server was not idle before the cell")
     elif "requests_done" in before and "requests_done" in after:
-        foreign = after["requests_done"] - before["requests_done"] - len(case.records)
+        # Those that never reached the engine are in no counter of it, so they must not hide others.
+        ours = sum(r.http_status in (None, 200) and r.t_send_ns is not None for r in case.records)
+        foreign = after["requests_done"] - before["requests_done"] - ours
         if foreign > 0:
             yield _blocks("foreign_load", f"the server finished {foreign:.0f} requests that are not ours")
-    boots = {facts.get("boot_before"), facts.get("boot_after"), case.run.boot_id} - {None}
-    if len(boots) > 1:
+    told = {facts.get("boot_before"), facts.get("boot_after")} - {None}
+    fell = sorted(name for name in before if name in after and after[name] < before[name])
+    if len(told | ({case.run.boot_id} - {None})) > 1:
         yield _blocks("server_restarted", "the server's boot changed during the run")
+    elif fell:
+        yield _blocks("server_restarted", f"counters of the server ran backwards: {', '.join(fell)}")
+    elif told and case.run.boot_id is None:
+        yield _blocks("server_restarted", "the server's boot was not known when the grid began, and is now")
     asked = facts.get("model")
     others = sorted({r.model for r in case.good if r.model is not None and asked and r.model != asked})
     if others:

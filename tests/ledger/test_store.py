@@ -422,11 +422,12 @@ def test_a_footnote_needs_no_waiver(ledger: Ledger):
 # --- measured -----------------------------------------------------------------------------------------------
 
 
-def test_metrics_are_those_of_the_raw_and_come_from_the_cache_the_second_time(ledger: Ledger):
-    run = make_run(ledger)
+def test_metrics_are_those_of_the_raw_and_come_from_the_cache_the_second_time(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    make_run(ledger)
     first = ledger.measured(ledger.run("r-1"))
-    for cell in run.cells:
-        ledger.layout.raw(cell.raw).unlink()
+    monkeypatch.setattr("benchkit.ledger.store.examine", None)  # the second time nothing is computed
 
     second = ledger.measured(ledger.run("r-1"))
 
@@ -434,6 +435,15 @@ def test_metrics_are_those_of_the_raw_and_come_from_the_cache_the_second_time(le
     # 2 streams of 11 tokens end 201 ms after they began; 2 rounds, 300 ms apart.
     assert pytest.approx(second.cells[1].metrics["output_tok_per_s"]) == 44 / 0.501
     assert second.cells[0].metrics["ttft_s"] == 0.1
+
+
+def test_no_figure_is_given_of_a_raw_that_is_gone_or_changed_even_from_the_cache(ledger: Ledger):
+    run = make_run(ledger)
+    ledger.measured(ledger.run("r-1"))
+    ledger.layout.raw(run.cells[0].raw).unlink()
+
+    with pytest.raises(Finding, match="missing"):
+        ledger.measured(ledger.run("r-1"))
 
 
 def test_a_row_of_the_cache_that_was_changed_is_not_believed(ledger: Ledger):

@@ -304,6 +304,33 @@ async def test_connections_that_die_as_they_are_used_again_cost_a_new_send_and_n
     assert all(0.02 <= ttft_s(r) < 0.1 for r in flight.records)  # type: ignore[operator]
 
 
+async def test_a_connection_lost_after_real_work_is_a_failure_and_is_not_sent_again() -> None:
+    """As a balancer's time limit cuts it: a kept connection, no header yet, and seconds of the server's work."""
+    length = len(WHOLE) - len(HEAD)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % length
+    got = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal got
+        await reader.readuntil(b"\r\n\r\n{}")
+        writer.write(head + WHOLE[len(HEAD) :])
+        await reader.readuntil(b"\r\n\r\n{}")
+        got += 1
+        await asyncio.sleep(1.2)
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, open_session(Limits()) as session:
+        records = [
+            await send(session, shot(url, i), stream=0, t_sched_ns=0, t_free_ns=0, limits=Limits()) for i in range(2)
+        ]
+
+    assert [None, "disconnected"] == [r.error for r in records]
+    assert 1 == got
+    assert 1 == records[1].attempts
+
+
 async def test_a_closed_loop_draws_requests_in_order_and_keeps_n_in_flight() -> None:
     flight = Flight()
     begun: list[int] = []

@@ -93,6 +93,17 @@ def test_lengths_are_drawn_evenly_from_the_ratios_bounds() -> None:
     assert set(range(160, 241)) == {b.isl for b in drawn}
 
 
+@pytest.mark.parametrize(
+    ("ratio", "bounds"), [(0.15, (85, 115)), (0.1, (90, 110)), (0.29, (71, 129)), (0.0, (100, 100))]
+)
+def test_the_bounds_of_a_ratio_are_exact(ratio: float, bounds: tuple[int, int]) -> None:
+    """In floats (1 + 0.15) · 100 is a little less than 115."""
+    cell = Cell(isl=100, osl=100, kv=0, concurrency=1)
+    drawn = [b.osl for b in bodies(workload(range_ratio=ratio), cell, 2000, VOCABULARY)]
+
+    assert bounds == (min(drawn), max(drawn))
+
+
 def test_the_words_are_pinned_so_that_any_machine_sends_the_same() -> None:
     body = bodies(workload(), CELL, 1, VOCABULARY)[0]
 
@@ -106,7 +117,7 @@ def test_the_words_are_pinned_so_that_any_machine_sends_the_same() -> None:
 def test_the_digest_changes_with_any_prompt_or_length() -> None:
     def digest(**changes: object) -> str:
         work = workload(**changes)
-        return prompts_digest([(CELL, bodies(work, CELL, 5, VOCABULARY))])
+        return prompts_digest(work, VOCABULARY, [(CELL, bodies(work, CELL, 5, VOCABULARY))])
 
     assert digest() == digest(prefix="unique")
     assert 4 == len({digest(), digest(seed=2), digest(range_ratio=0.1), digest(prefix="as_is")})

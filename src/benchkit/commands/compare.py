@@ -9,12 +9,12 @@ from typing import Any
 
 from benchkit.compare import ArmsComparison, compare_arms
 from benchkit.errors import BadInput
-from benchkit.ledger import Ledger
+from benchkit.ledger import Ledger, RunState
 from benchkit.measured import MeasuredRun
 from benchkit.protocol import parse_protocol
 from benchkit.render.markdown import table_markdown
 from benchkit.render.table import comparison_table
-from benchkit.reps import protocol_hash_named, select_reps
+from benchkit.reps import USABLE, Grid, protocol_hash_named, select_reps
 from benchkit.settings import read_text
 
 DEMO_METRICS = ("output_tok_per_s", "ttft_s", "tpot_s")
@@ -55,24 +55,36 @@ def compared(
     """
     if len(arms) != 2:
         raise BadInput(f"--arm: expected two arms, A and B, found {len(arms)}")
-    runs = runs_of(ledger, protocol)
-    if protocol.endswith(".toml") or Path(protocol).is_file():
-        hash_ = parse_protocol(read_text(Path(protocol)), protocol).hash
-    else:
-        hash_ = protocol_hash_named(runs, protocol)
+    hash_ = protocol_hash_meant(ledger, protocol)
+    runs = runs_of(ledger, hash_, arms)
     reps = select_reps(runs, hash_, *arms, session=session, since=since, all=all_)
     factors = None if factor is None else [f.strip() for f in factor.split(",") if f.strip()]
     [comparison] = compare_arms(*reps, metrics=metrics, factor=factors, unmatched=unmatched)
     return Compared(comparison=comparison)
 
 
-def runs_of(ledger: Ledger, protocol: str) -> list[MeasuredRun]:
-    """The runs that a protocol's name, hash or file can mean; other protocols' raws are not read."""
+def protocol_hash_meant(ledger: Ledger, protocol: str) -> str:
+    """The protocol hash that a file, a name in the ledger or the beginning of a hash stands for.
+
+    Raises:
+        BadInput: no run has it.
+        Finding: the name stands for several questions.
+    """
     if protocol.endswith(".toml") or Path(protocol).is_file():
-        hash_ = parse_protocol(read_text(Path(protocol)), protocol).hash
-        return [ledger.measured(s) for s in ledger.runs(protocol=hash_)]
+        return parse_protocol(read_text(Path(protocol)), protocol).hash
+    return protocol_hash_named(map(unread, ledger.runs()), protocol)
+
+
+def runs_of(ledger: Ledger, protocol_hash: str, arms: Sequence[str], grid: Grid = "warm") -> list[MeasuredRun]:
+    """The runs of a protocol, those that may be shown with their cells, the others without: no raw is read in vain."""
     return [
-        ledger.measured(s)
-        for s in ledger.runs()
-        if s.run.protocol == protocol or (len(protocol) >= 8 and s.run.protocol_hash.startswith(protocol))
+        ledger.measured(state)
+        if (state.run.arm in arms and state.run.grid == grid and state.status == USABLE[grid])
+        else unread(state)
+        for state in ledger.runs(protocol=protocol_hash)
     ]
+
+
+def unread(state: RunState) -> MeasuredRun:
+    """A run of which nothing but its header is needed."""
+    return MeasuredRun(run=state.run, status=state.status, labels=tuple(state.labels), cells=())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from benchkit.canonical import canonical_json
 from benchkit.commands import decide
 from benchkit.commands.names import shipped, text_of
-from benchkit.commands.run import new_plan, run
+from benchkit.commands.run import command_line, new_plan, run
 from benchkit.errors import BadInput, Finding
 from benchkit.ledger import Ledger
 from benchkit.measured import MeasuredRun
@@ -129,8 +128,3 @@ def _as_text() -> Iterator[list[str]]:
 def demo_ledger(given: Path | None) -> Path:
     """The ledger of a demo: one of its own unless told otherwise, so that no real one gets toy runs."""
     return given or Path("demo-ledger")
-
-
-def command_line() -> str:
-    """The command line as typed, for the record."""
-    return " ".join(["benchkit", *sys.argv[1:]])

@@ -35,11 +35,15 @@ class Progress:
         """Whether lines are rewritten in place."""
         return not self.quiet and self.out.isatty()
 
+    def note(self, text: str) -> None:
+        """One line that stays, and that must be heard even where progress is not wanted."""
+        self._clear()
+        print(text, file=self.out, flush=True)
+
     def say(self, text: str) -> None:
-        """One line that stays."""
+        """One line of progress that stays."""
         if not self.quiet:
-            self._clear()
-            print(text, file=self.out, flush=True)
+            self.note(text)
 
     def cell_started(self, run: Run, cell: Cell, n: int, flight: Flight) -> None:
         """From here on the line follows this cell."""

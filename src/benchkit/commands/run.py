@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,14 +13,14 @@ from typing import Any
 from benchkit.arm import parse_arm
 from benchkit.commands.names import text_of, who
 from benchkit.commands.progress import Progress
-from benchkit.errors import BadInput, Interrupted, InvalidRun
-from benchkit.ledger import Journal, Ledger, begun_runs, unfinished
+from benchkit.errors import BadInput, EndpointUnfit, Interrupted, InvalidRun
+from benchkit.ledger import Journal, Ledger, unfinished
 from benchkit.load.grid import Begun, run_session
 from benchkit.load.host import now_utc
 from benchkit.load.plan import Plan, ordered_steps
 from benchkit.load.shapes import Flight
 from benchkit.measured import MeasuredRun
-from benchkit.metrics import cell_metrics
+from benchkit.metrics import cell_metrics, metric_named
 from benchkit.protocol import Cell, Protocol, parse_protocol
 from benchkit.record import CellRecord, RequestRecord, Run, new_id, raw_bytes
 
@@ -35,12 +36,10 @@ class _Kept:
     runs: list[str] = field(default_factory=list)
 
     def served(self, protocol_hash: str, boot_id: str) -> bool:
-        return self.ledger.served(protocol_hash, boot_id) or any(
-            (protocol_hash, boot_id) == (h.get("protocol_hash"), h.get("boot_id")) for h in begun_runs(self.ledger.root)
-        )
+        return self.ledger.served(protocol_hash, boot_id)
 
     def boot_seen(self, boot_id: str) -> bool:
-        return self.ledger.boot_seen(boot_id) or any(boot_id == h.get("boot_id") for h in begun_runs(self.ledger.root))
+        return self.ledger.boot_seen(boot_id)
 
     def run_started(self, run: Run) -> None:
         self.journal.start_run(run.to_json())
@@ -70,7 +69,7 @@ class _Kept:
         self.runs.append(run.id)
 
     def say(self, text: str) -> None:
-        self.progress.say(text)
+        self.progress.note(text)
 
 
 def _about(run: Run, cell: Cell) -> dict[str, Any]:
@@ -97,7 +96,9 @@ def plan_session(
     if not arms:
         raise BadInput("--arm: expected at least one arm, found none")
     protocol_text, where = text_of("protocol", protocol, runs)
-    parse_protocol(protocol_text, where)
+    primary = parse_protocol(protocol_text, where).compare.primary
+    if metric_named(primary) is None:
+        raise BadInput(f"{where}: compare.primary: expected a metric of docs/metrics.md, found {primary}")
     texts = []
     for name in arms:
         text, arm_where = text_of("arm", name, runs)
@@ -165,7 +166,14 @@ def run(ledger: Ledger, plan: Plan, *, quiet: bool) -> list[MeasuredRun]:
         EndpointUnfit: an arm cannot be measured; nothing was recorded.
     """
     with Journal.create(ledger.root, plan.session, plan.to_json()) as journal:
-        return _measure(ledger, journal, plan, quiet=quiet)
+        try:
+            return _measure(ledger, journal, plan, quiet=quiet)
+        except Interrupted:
+            raise
+        except BaseException:
+            if not ledger.runs(session=plan.session) and not any(cells for _, cells in journal.runs()):
+                journal.finish()  # nothing was measured: leave no trace
+            raise
 
 
 def resume(ledger: Ledger, session: str, *, quiet: bool) -> list[MeasuredRun]:
@@ -197,17 +205,21 @@ def _measure(ledger: Ledger, journal: Journal, plan: Plan, *, quiet: bool) -> li
             asyncio.run(run_session(plan, kept, done=done, begun=begun))
     except KeyboardInterrupt:
         kept.progress.stop()
-        raise Interrupted(
-            f"interrupted; what was measured is kept. Go on with: "
-            f"benchkit run --resume {plan.session} --ledger {ledger.root}"
-        ) from None
+        raise Interrupted(f"interrupted; {_how_to_go_on(ledger, plan)}") from None
+    except EndpointUnfit as error:
+        kept.progress.stop()
+        if not kept.runs and not any(cells for _, cells in journal.runs()):
+            raise
+        raise EndpointUnfit(f"{error}; {_how_to_go_on(ledger, plan)}") from None
     except BaseException:
         kept.progress.stop()
-        if not kept.runs and not journal.runs():
-            journal.finish()  # nothing was measured: leave no trace
         raise
     journal.finish()
     return [ledger.measured(ledger.run(id_)) for id_ in kept.runs]
+
+
+def _how_to_go_on(ledger: Ledger, plan: Plan) -> str:
+    return f"what was measured is kept. Go on with: benchkit run --resume {plan.session} --ledger {ledger.root}"
 
 
 def _begun(ledger: Ledger, journal: Journal, recorded: Sequence[Run]) -> list[Begun]:
@@ -245,3 +257,8 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def command_line() -> str:
+    """The command line as typed, for the record."""
+    return " ".join(["benchkit", *sys.argv[1:]])

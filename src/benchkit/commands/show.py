@@ -8,15 +8,13 @@ from typing import Any
 from benchkit.commands.decide import session_meant
 from benchkit.commands.names import shipped
 from benchkit.errors import BadInput
-from benchkit.ledger import Ledger, unfinished
+from benchkit.ledger import STATUSES, Ledger, unfinished
 from benchkit.measured import MeasuredRun
 from benchkit.metrics import metric_named
 from benchkit.protocol import parse_protocol
 from benchkit.record import Run
 from benchkit.render.markdown import grid
 from benchkit.settings import read_text
-
-STATUSES = ("recorded", "banked", "superseded", "quarantined", "retracted")
 
 SHOWN = (
     "output_tok_per_s", "total_tok_per_s", "req_per_s", "steady_output_tok_per_s", "decode_tok_per_s",

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchkit.commands.compare import runs_of
+from benchkit.commands.compare import protocol_hash_meant, runs_of
 from benchkit.errors import BadInput, BenchkitError
 from benchkit.ledger import Ledger
 from benchkit.render.markdown import table_markdown
@@ -46,7 +46,8 @@ def table(ledger: Ledger, name: str) -> Made:
         raise BadInput(f"table {name}: no definition {path}; known: {known}")
     spec = read_table_spec(read_text(path), str(path))
     try:
-        return Made(name=name, table=build_table(spec, runs_of(ledger, spec.protocol)))
+        hash_ = protocol_hash_meant(ledger, spec.protocol)
+        return Made(name=name, table=build_table(spec, runs_of(ledger, hash_, spec.arms, spec.grid)))
     except BenchkitError as error:
         raise type(error)(f"table {name}: {error}") from None
 

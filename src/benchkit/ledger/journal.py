@@ -212,20 +212,6 @@ def unfinished(root: Path) -> list[str]:
     )
 
 
-def begun_runs(root: Path) -> list[dict[str, Any]]:
-    """The header of every run that an unfinished session has begun to measure, whoever runs it now.
-
-    Such a run is not in the chain yet, but its boot has served its protocol: the next grid there is no cold one.
-    """
-    headers = []
-    for session in unfinished(root):
-        for folder in sorted((_folder(root, session) / "runs").glob("*")):
-            header = _read(folder / "header.json")
-            if isinstance(header, dict):
-                headers.append(header)
-    return headers
-
-
 def _folder(root: Path, session: str) -> Path:
     if not _NAME.fullmatch(session):
         raise BadInput(f'session: expected a name of letters, digits, ".", "_" and "-", found "{session}"')

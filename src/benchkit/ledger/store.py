@@ -178,9 +178,10 @@ class Ledger:
         return self.chain.graph.heads
 
     def served(self, protocol_hash: str, boot_id: str) -> bool:
-        """Whether a recorded run of this protocol was measured on this boot."""
+        """Whether a boot has served a whole grid of this protocol; one that was cut short does not count."""
         return any(
-            s.run.boot_id == boot_id and s.run.protocol_hash == protocol_hash for s in self.chain.states.runs.values()
+            s.run.boot_id == boot_id and s.run.protocol_hash == protocol_hash and s.run.complete
+            for s in self.chain.states.runs.values()
         )
 
     def boot_seen(self, boot_id: str) -> bool:
@@ -392,13 +393,15 @@ class Ledger:
     # --- raws -----------------------------------------------------------------------------------------------
 
     def _examined(self, state: RunState) -> list[Examined]:
-        """Metrics and flags of a run's cells, from the cache as far as it goes."""
+        """Metrics and flags of a run's cells, from the cache as far as it goes; every raw is hashed all the same."""
         protocol = None
         with self.chain.database.reading() as conn:
             known = cached(conn, state.entry)
         new = {}
         for place, cell in enumerate(state.run.cells):
-            if place not in known:
+            if place in known:
+                pinned_bytes(self.layout.raw(cell.raw), cell.raw)  # no figure is printed of a raw that is not there
+            else:
                 protocol = protocol or parse_protocol(state.run.protocol_text, f"run {state.run.id}")
                 new[place] = examine(protocol, state.run, cell, self.records(cell))
         if new and self.writable:

@@ -22,6 +22,9 @@ READ_BUFFER_BYTES = 1 << 22
 KEEPALIVE_S = 0.75
 """Kept connections are dropped before a server's own limit (uvicorn: 5 s) can close them under a request."""
 
+DEAD_CONNECTION_NS = 1_000_000_000
+"""A connection that was dead before the send says so within a round trip; one lost later was lost in real work."""
+
 BODY_LIMIT_BYTES = 1 << 20
 """How much of an error's body is read."""
 
@@ -139,7 +142,9 @@ async def _attempts(
             return reader.broken(time.perf_counter_ns(), wire.CONNECT_ERROR, str(error))
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError) as error:
             now = time.perf_counter_ns()
-            if outcome.wire.reused and outcome.t_headers_ns is None:
+            sent = outcome.wire.t_send_ns
+            at_once = sent is None or now - sent < DEAD_CONNECTION_NS
+            if outcome.wire.reused and outcome.t_headers_ns is None and at_once:
                 # A kept connection that the server had already closed: the clock starts again at the next t_send.
                 # The pool may hold more of them; each is gone once tried, and a new one ends this loop.
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,13 +74,14 @@ class _Station:
     server_facts: dict[str, Any]
     vocabulary: Vocabulary
     digest: str
+    boot: str | None  # which boot all this was learnt of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Session:
     plan: Plan
     protocol: Protocol
-    stations: tuple[_Station, ...]
+    stations: list[_Station]
     measured: aiohttp.ClientSession
     host: dict[str, Any]
     sink: Sink
@@ -113,7 +115,7 @@ async def run_session(
         session = _Session(
             plan=plan,
             protocol=protocol,
-            stations=tuple(stations),
+            stations=stations,
             measured=measured,
             host=host_facts(),
             sink=sink,
@@ -124,8 +126,11 @@ async def run_session(
 
 
 async def _station(protocol: Protocol, arm: Arm, text: str, server: Server) -> _Station:
+    boot = await server.boot_id()
     told, outcomes = await server.identify()
     vocabulary, source = await server.vocabulary(protocol)
+    ids = protocol.workload.send == "ids"
+    server.body(protocol, [0] if ids else "", max_tokens=1)  # a question that this API cannot carry fails here
     grid = ((cell, bodies(protocol.workload, cell, _n(protocol, cell), vocabulary)) for cell in protocol.cells)
     return _Station(
         arm=arm,
@@ -142,7 +147,8 @@ async def _station(protocol: Protocol, arm: Arm, text: str, server: Server) -> _
             "probe_requests": server.probes,
         },
         vocabulary=vocabulary,
-        digest=prompts_digest(grid),
+        digest=prompts_digest(protocol.workload, vocabulary, grid),
+        boot=boot,
     )
 
 
@@ -152,13 +158,15 @@ def _n(protocol: Protocol, cell: Cell) -> int:
 
 async def _step(session: _Session, step: Step, begun: Sequence[Begun]) -> None:
     """One step of the plan; before a warm one, the cold grid that a fresh boot owes."""
-    station, sink = session.stations[step.arm], session.sink
+    sink = session.sink
+    boot = await session.stations[step.arm].server.boot_id()
+    station = await _current(session, step.arm, boot)
+    here = (boot, station.hash, station.digest, session.protocol.hash, MEASUREMENT)
     for earlier in begun:
         run = earlier.run
         if run.slot != step.slot:
             continue
-        boot = await station.server.boot_id()
-        if (run.boot_id, run.arm_hash, run.prompts_digest) == (boot, station.hash, station.digest):
+        if (run.boot_id, run.arm_hash, run.prompts_digest, run.protocol_hash, run.measurement) == here:
             await _grid(session, station, run, earlier.cells)
             if run.grid == step.grid:
                 return
@@ -166,7 +174,6 @@ async def _step(session: _Session, step: Step, begun: Sequence[Begun]) -> None:
             sink.say(f"{run.arm}: not the server that began {run.id}; its cells are kept as an incomplete run")
             cells = tuple(earlier.cells[i] for i in sorted(earlier.cells))
             sink.run_done(replace(run, cells=cells, complete=False, ended_at=now_utc()))
-    boot = await station.server.boot_id()
     first = boot is not None and not sink.served(session.protocol.hash, boot)
     if step.grid == "cold" and boot is not None and not first:
         sink.say(f"{station.arm.name}: this boot has already served the protocol; its cold grid is not run again")
@@ -177,13 +184,25 @@ async def _step(session: _Session, step: Step, begun: Sequence[Begun]) -> None:
     await _grid(session, station, await _begin(session, station, step, boot), {})
 
 
+async def _current(session: _Session, arm: int, boot: str | None) -> _Station:
+    """The arm as it is now: what was learnt of a server is learnt anew when it has restarted."""
+    station = session.stations[arm]
+    if boot == station.boot:
+        return station
+    fresh = await _station(session.protocol, station.arm, station.text, station.server)
+    session.stations[arm] = fresh
+    if fresh.hash != station.hash:
+        session.sink.say(f"{station.arm.name}: restarted as another version or with other flags; its reps do not pool")
+    return fresh
+
+
 async def _begin(session: _Session, station: _Station, step: Step, boot: str | None) -> Run:
     cold_of = None
     if step.grid == "cold":
-        finished = (await station.server.counters()).get("requests_done")
-        untouched = not finished if finished is not None else not station.server.probes
-        seen = boot is None or session.sink.boot_seen(boot)
-        cold_of = "boot" if untouched and not seen else "protocol"
+        counters = await station.server.counters()
+        worked = any(counters.get(name) for name in ("requests_done", "prompt_tokens", "generation_tokens"))
+        seen = boot is None or station.server.probes > 0 or session.sink.boot_seen(boot)
+        cold_of = "protocol" if worked or seen else "boot"
     started = now_utc()
     run = Run(
         id=new_id("run", started),
@@ -231,7 +250,7 @@ async def _cell(session: _Session, station: _Station, run: Run, index: int, cell
         _shot(protocol, station, run, cell, i, body)
         for i, body in enumerate(bodies(protocol.workload, cell, n, station.vocabulary))
     ]
-    idle, signal = await _idle_gate(session, station)
+    idle, signal, idle_since_ns = await _idle_gate(session, station)
     boot_before = await server.boot_id()
     before = await server.counters()
     flight = Flight()
@@ -249,7 +268,7 @@ async def _cell(session: _Session, station: _Station, run: Run, index: int, cell
             keep_events=protocol.record.events,
         )
 
-    started = now_utc()
+    started, rested_s = now_utc(), (time.perf_counter_ns() - idle_since_ns) / 1e9
     try:
         async with watching(server) as watch:
             await closed(n, cell.concurrency, fire, flight)
@@ -263,15 +282,21 @@ async def _cell(session: _Session, station: _Station, run: Run, index: int, cell
         "started_at": started,
         "idle": idle,
         "idle_signal": signal,
-        "rested_s": protocol.grids.cooldown_s,
+        "rested_s": rested_s,
         "boot_before": boot_before,
         "server_before": before,
-        "server_after": await server.counters(settled=True),
-        "boot_after": await server.boot_id(),
+        "server_after": {},
+        "boot_after": None,
         "max_in_flight": flight.max_in_flight,
         **_watched(watch),
     }
     records = sorted(flight.records, key=lambda r: r.index)
+    try:
+        facts["server_after"] = await server.counters(settled=True)
+        facts["boot_after"] = await server.boot_id()
+    except asyncio.CancelledError:
+        sink.cell_done(run, index, cell, records, facts)  # every request has ended: the cell is whole
+        raise
     return sink.cell_done(run, index, cell, records, facts)
 
 
@@ -284,16 +309,23 @@ def _watched(watch: Watch) -> dict[str, Any]:
     }
 
 
-async def _idle_gate(session: _Session, station: _Station) -> tuple[bool | None, str | None]:
-    """Waits until every arm of the session is idle, since they may share a machine, then lets it rest."""
-    verdict: tuple[bool | None, str | None] = (None, None)
+async def _idle_gate(session: _Session, station: _Station) -> tuple[bool | None, str | None, int]:
+    """Waits until every arm of the session is idle, since they may share a machine, then lets it rest.
+
+    Returns:
+        Whether all were idle (None without a signal), the signal of this arm, and when that was seen, in ns.
+    """
+    idle, signal = None, None
     if session.protocol.grids.idle_gate:
         for other in session.stations:
-            found = await other.server.wait_idle()
-            if other is station or found[0] is False:
-                verdict = found if verdict[0] is not False else verdict
+            found, by = await other.server.wait_idle()
+            if other is station:
+                signal = by
+            if found is False or (other is station and idle is None):
+                idle = found
+    since_ns = time.perf_counter_ns()
     await asyncio.sleep(session.protocol.grids.cooldown_s)
-    return verdict
+    return idle, signal, since_ns
 
 
 def _shot(protocol: Protocol, station: _Station, run: Run, cell: Cell, index: int, body: Body) -> Shot:

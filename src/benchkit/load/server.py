@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,27 +24,20 @@ from benchkit.workload.words import CANDIDATES, LETTERS, SYLLABLES
 ASK_TIMEOUT_S = 20.0
 IDLE_TIMEOUT_S = 120.0
 SETTLE_S = 2.0
+RESIDUE_S = 10.0
 
 # What may be stored of a server's own words: real ones also tell environment variables and paths.
 _TOLD_CACHE_KEYS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization", "sliding_window")
 _OUTCOME_CACHE_KEYS = ("num_gpu_blocks", "num_cpu_blocks", "kv_cache_size_tokens")
+_TOLD_SGLANG_KEYS = (
+    "version", "context_length", "dtype", "quantization", "kv_cache_dtype", "tp_size", "dp_size", "pp_size", "ep_size",
+    "page_size", "mem_fraction_static", "max_running_requests", "max_total_tokens", "chunked_prefill_size",
+    "schedule_policy", "disable_radix_cache", "disable_overlap_schedule", "disable_cuda_graph", "attention_backend",
+    "sampling_backend", "moe_runner_backend", "fp8_gemm_runner_backend", "stream_interval", "enable_cache_report",
+    "speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens",
+)  # fmt: skip
+_OUTCOME_SGLANG_KEYS = ("max_total_num_tokens", "max_req_input_len")
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "tabbyapi": "tabbyapi", "benchkit-sim": "sim"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFacts:
-    """What was learnt of an arm's servers before anything was measured.
-
-    `told` (version, flags) goes into the arm hash; `outcomes` (KV pool, memory) are listed apart, since they
-    differ from boot to boot.
-    """
-
-    engine: str
-    told: Mapping[str, Any]
-    outcomes: Mapping[str, Any]
-    max_tokens_field: str
-    tokenizer: str  # where token counts came from: /tokenize, or usage of probe requests
-    probe_requests: int  # requests sent before the first grid, which a cold one must disclose
 
 
 class Server:
@@ -57,6 +49,7 @@ class Server:
         self.engine: str = arm.engine
         self.headers = request_headers(arm)
         self.max_tokens_field = "max_tokens"
+        self.tells_boot = False
         self.probes = 0
 
     async def identify(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -68,47 +61,63 @@ class Server:
         Raises:
             EndpointUnfit: unreachable, refused, or another model.
         """
+        facts = [await self._identify(endpoint) for endpoint in self.arm.endpoints]
+        return _joined([told for told, _ in facts]), _joined([outcomes for _, outcomes in facts])
+
+    async def _identify(self, endpoint: str) -> tuple[dict[str, Any], dict[str, Any]]:
         told: dict[str, Any] = {}
         outcomes: dict[str, Any] = {}
-        for endpoint in self.arm.endpoints:
-            models = await self._models(endpoint)
-            served = [m for m in models if m.get("id") == self.arm.model]
-            if models and not served:
-                names = ", ".join(sorted(str(m.get("id")) for m in models)[:8])
-                raise EndpointUnfit(f"{endpoint}: does not serve the model {self.arm.model}; it serves: {names}")
-            entry = served[0] if served else {}
-            if self.engine == "auto":
-                self.engine = _ENGINES.get(str(entry.get("owned_by", "")).lower(), "openai")
-            if isinstance(entry.get("max_model_len"), int):
-                told["max_model_len"] = entry["max_model_len"]
-            root = root_of(endpoint)
-            version = await self._get_json(root + "/version")
-            if isinstance(version, dict) and isinstance(version.get("version"), str):
-                told["version"] = version["version"]
-            if self.engine == "llamacpp":
-                # It closes the connection after a streamed answer although its headers say keep-alive.
-                self.headers["Connection"] = "close"
-                props = await self._get_json(root + "/props")
-                if isinstance(props, dict):
-                    told["version"] = str(props.get("build_info"))
-                    told["total_slots"] = props.get("total_slots")
-                    settings = props.get("default_generation_settings")
-                    told["n_ctx"] = settings.get("n_ctx") if isinstance(settings, dict) else None
-            scrape = await self._scrape(endpoint)
-            if scrape is not None:
-                told |= {k: scrape.cache_config[k] for k in _TOLD_CACHE_KEYS if k in scrape.cache_config}
-                outcomes |= {k: scrape.cache_config[k] for k in _OUTCOME_CACHE_KEYS if k in scrape.cache_config}
+        models = await self._models(endpoint)
+        served = [m for m in models if m.get("id") == self.arm.model]
+        if models and not served:
+            names = ", ".join(sorted(str(m.get("id")) for m in models)[:8])
+            raise EndpointUnfit(f"{endpoint}: does not serve the model {self.arm.model}; it serves: {names}")
+        entry = served[0] if served else {}
+        if self.engine == "auto":
+            self.engine = _ENGINES.get(str(entry.get("owned_by", "")).lower(), "openai")
+        if isinstance(entry.get("max_model_len"), int):
+            told["max_model_len"] = entry["max_model_len"]
+        root = root_of(endpoint)
+        version = await self._get_json(root + "/version")
+        if isinstance(version, dict) and isinstance(version.get("version"), str):
+            told["version"] = version["version"]
+        if self.engine == "llamacpp":
+            # It closes the connection after a streamed answer although its headers say keep-alive.
+            self.headers["Connection"] = "close"
+            props = await self._get_json(root + "/props")
+            if isinstance(props, dict):
+                told["version"] = str(props.get("build_info"))
+                told["total_slots"] = props.get("total_slots")
+                settings = props.get("default_generation_settings")
+                told["n_ctx"] = settings.get("n_ctx") if isinstance(settings, dict) else None
+        if self.engine == "sglang":
+            info = await self._get_json(root + "/server_info")
+            if isinstance(info, dict):
+                told |= {k: info[k] for k in _TOLD_SGLANG_KEYS if info.get(k) is not None}
+                outcomes |= {k: info[k] for k in _OUTCOME_SGLANG_KEYS if info.get(k) is not None}
+        scrape = await self._scrape(endpoint)
+        if scrape is not None:
+            told |= {k: scrape.cache_config[k] for k in _TOLD_CACHE_KEYS if k in scrape.cache_config}
+            outcomes |= {k: scrape.cache_config[k] for k in _OUTCOME_CACHE_KEYS if k in scrape.cache_config}
         return told, outcomes
 
     async def boot_id(self) -> str | None:
-        """Which boot of the server answers, by its own word; None where it does not tell."""
-        boots = []
-        for endpoint in self.arm.endpoints:
-            scrape = await self._scrape(endpoint)
-            if scrape is None or scrape.started is None:
+        """Which boot of the server answers, by its own word; None where it does not tell.
+
+        A server that has told once is asked again before its silence counts: one lost answer must not make a
+        fresh boot look like an old one.
+        """
+        for attempt in range(5):
+            scrapes = [await self._scrape(endpoint) for endpoint in self.arm.endpoints]
+            starts = [None if s is None else s.started for s in scrapes]
+            if None not in starts:
+                self.tells_boot = True
+                named = zip(starts, self.arm.endpoints, strict=True)
+                return ",".join(f"{start}@{urlsplit(endpoint).netloc}" for start, endpoint in named)
+            if not self.tells_boot:
                 return None
-            boots.append(f"{scrape.started}@{urlsplit(endpoint).netloc}")
-        return ",".join(boots)
+            await asyncio.sleep(0.1 * 2**attempt)
+        return None
 
     async def counters(self, *, settled: bool = False) -> dict[str, float]:
         """The server's monotonic counters, summed over endpoints; empty where it has none.
@@ -141,16 +150,21 @@ class Server:
         Returns:
             (True, signal); (False, signal) if it was still busy after two minutes; (None, None) without a signal.
         """
-        deadline = time.perf_counter() + IDLE_TIMEOUT_S
+        started = since = time.perf_counter()
+        residue: list[float | None] = []
         while True:
             scrapes = [await self._scrape(endpoint) for endpoint in self.arm.endpoints]
-            signals = [s.idle_signal for s in scrapes if s is not None]
-            if len(signals) < len(scrapes) or None in signals:
+            known = [s for s in scrapes if s is not None and s.idle_signal is not None]
+            if len(known) < len(scrapes):
                 return None, None
-            if all(not s.busy for s in scrapes if s is not None):
-                return True, signals[0]
-            if time.perf_counter() > deadline:
-                return False, signals[0]
+            now, busy = time.perf_counter(), [s.busy for s in known]
+            if busy != residue or any(s.gauges.get(g) for s in known for g in ("running", "waiting")):
+                residue, since = busy, now
+            # SGLang may keep a few tokens in use for good: a residue that does not move, and nothing running.
+            if not any(busy) or now - since > RESIDUE_S:
+                return True, known[0].idle_signal
+            if now - started > IDLE_TIMEOUT_S:
+                return False, known[0].idle_signal
             await asyncio.sleep(0.05)
 
     # --- tokens -------------------------------------------------------------------------------------------
@@ -372,3 +386,12 @@ def root_of(endpoint: str) -> str:
 
 def _ask_timeout() -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=ASK_TIMEOUT_S)
+
+
+def _joined(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One fact per name; where endpoints differ, all their values in the endpoints' order, None for none."""
+    out: dict[str, Any] = {}
+    for name in sorted({name for one in facts for name in one}):
+        values = [one.get(name) for one in facts]
+        out[name] = values[0] if all(v == values[0] for v in values) else values
+    return out

@@ -32,8 +32,6 @@ TIMEOUT: Final = "timeout"
 """One of the protocol's limits passed: connect, first token, silence between events, or the whole request."""
 DISCONNECTED: Final = "disconnected"
 """The connection was lost before the answer had ended."""
-INTERRUPTED: Final = "interrupted"
-"""The user stopped the run."""
 
 ABORTED: Final = frozenset({"abort", "error"})
 """Finish reasons that are no success: SGLang and vLLM give them to a request that the engine dropped."""

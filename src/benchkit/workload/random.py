@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from benchkit.canonical import canonical_json, sha256_hex
 from benchkit.errors import BadInput, EndpointUnfit
@@ -81,7 +82,8 @@ def _body(workload: Workload, cell: Cell, index: int, vocabulary: Vocabulary) ->
 
 
 def _drawn(x: int, ratio: float, key: str) -> int:
-    low, high = math.ceil((1 - ratio) * x), math.floor((1 + ratio) * x)
+    r = Fraction(repr(ratio))  # exact: in floats, 1.15 × 100 is a little less than 115
+    low, high = math.ceil((1 - r) * x), math.floor((1 + r) * x)
     if low >= high:
         return x
     u = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
@@ -120,7 +122,12 @@ def token_ids(vocabulary: Vocabulary, text: str) -> list[int]:
     return [vocabulary.ids[word] for word in text.split(" ")]
 
 
-def prompts_digest(cells: Iterable[tuple[Cell, Sequence[Body]]]) -> str:
-    """The sha256 over the ordered prompts of a grid: words before the nonce, and the OSL asked for."""
-    lines = (canonical_json([str(cell), " ".join(b.words), b.osl]) for cell, group in cells for b in group)
+def prompts_digest(workload: Workload, vocabulary: Vocabulary, cells: Iterable[tuple[Cell, Sequence[Body]]]) -> str:
+    """The sha256 over the ordered prompts of a grid before their nonce, words or token ids, and the OSL asked for."""
+
+    def sent(body: Body) -> str | list[int]:
+        text = " ".join(body.words)
+        return token_ids(vocabulary, text) if workload.send == "ids" else text
+
+    lines = (canonical_json([str(cell), sent(b), b.osl]) for cell, group in cells for b in group)
     return sha256_hex("\n".join(lines))
