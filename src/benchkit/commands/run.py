@@ -199,6 +199,8 @@ def _measure(ledger: Ledger, journal: Journal, plan: Plan, *, quiet: bool) -> li
     n = sum(protocol.load.requests_at(c.concurrency) for c in protocol.cells)
     kept = _Kept(ledger, journal, protocol, Progress(total=n * len(left), quiet=quiet))
     kept.progress.done = sum(c.n for b in begun for c in b.cells.values())
+    for what in journal.passed_over:
+        kept.say(f"not taken up: {what}")
     kept.runs += [r.id for r in recorded]
     try:
         with _sigterm_as_interrupt():

@@ -159,7 +159,7 @@ def _n(protocol: Protocol, cell: Cell) -> int:
 async def _step(session: _Session, step: Step, begun: Sequence[Begun]) -> None:
     """One step of the plan; before a warm one, the cold grid that a fresh boot owes."""
     sink = session.sink
-    boot = await session.stations[step.arm].server.boot_id()
+    boot = await session.stations[step.arm].server.boot_id(patient=True)
     station = await _current(session, step.arm, boot)
     here = (boot, station.hash, station.digest, session.protocol.hash, MEASUREMENT)
     for earlier in begun:
