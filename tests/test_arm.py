@@ -74,6 +74,7 @@ def test_what_the_server_tells_changes_its_hash() -> None:
     [
         ("endpoints = [", 'endpoints = ["localhost:8000", ', "endpoints: expected URLs like"),
         ("http://127.0.0.1", "http://user:secret@127.0.0.1", "endpoints: expected URLs without a user or password"),
+        ("8000/v1", "8000/v1?key=1", "endpoints: expected URLs without a query"),
         ('["http://127.0.0.1:8000/v1"]', "[]", r"endpoints: expected at least 1 value, found \[\]"),
         ('model = "glm53-w4"', 'model = ""', "model: expected a text that is not empty"),
         ('engine = "vllm"', 'engine = "vlm"', 'engine: expected "auto", "vllm"'),

@@ -190,6 +190,17 @@ def test_steady_rate_is_unknown_in_a_short_cell() -> None:
     assert steady_output_tok_per_s([stream(0, 100, 200, 11), stream(0, 100, 200, 11)], concurrency=2) is None
 
 
+def test_windowed_rates_need_every_answers_count() -> None:
+    blind = [
+        stream(100 * i, 100 * i, 100 * (i + 1), 11, index=i) for i in range(9)
+    ] + [record_with(t_send_ns=900 * MS, t_first_ns=900 * MS, t_last_ns=1000 * MS, t_end_ns=1000 * MS,
+                     completion_tokens=None, event_tokens=None)]  # fmt: skip
+
+    assert steady_output_tok_per_s(blind[:9], concurrency=1) is not None
+    assert steady_output_tok_per_s(blind, concurrency=1) is None
+    assert () == contention_bands([record_with(), record_with(completion_tokens=None)])
+
+
 def test_prefill_rate_needs_requests_released_together_or_a_single_stream() -> None:
     alone = [stream(0, 500, 1000, 11), stream(2000, 2500, 3000, 11)]
     assert metrics(*alone, prefix="unique")["prefill_tok_per_s"] == 200.0  # 100 tokens in 0.5 s

@@ -489,6 +489,8 @@ def test_failures_are_records_and_a_cell_without_success_ends_with_5(bench: Benc
         done = bench.json("run", "p.toml", "--arm", bench.arm("a", sim.url), code=5)
 
     assert {0} == {c["n_ok"] for r in done["runs"] for c in r["cells"]}
+    errors = next(f for f in done["runs"][0]["cells"][0]["flags"] if f["name"] == "errors")
+    assert "2 of 2 failed: http_error 2; the first: status 500, " in errors["detail"]
     assert "no_success" in {f["name"] for f in done["runs"][0]["cells"][0]["flags"]}
 
 
@@ -590,9 +592,13 @@ def test_an_arm_of_two_endpoints_is_served_by_both_and_has_both_boots(bench: Ben
     assert not [f for r in done["runs"] for c in r["cells"] for f in c["flags"] if f["name"] == "foreign_load"]
 
 
-def test_a_server_that_dies_in_mid_run_leaves_records_of_failure_and_a_ledger_that_verifies(bench: Bench) -> None:
+def test_a_server_that_dies_in_mid_run_ends_the_session_with_3_and_it_goes_on_once_the_server_is_back(
+    bench: Bench,
+) -> None:
     bench.write("p.toml", SHORT.replace("warm = 2", "warm = 1").replace("cooldown_s = 0", "cooldown_s = 0.2"))
-    with spawned(Profile(request_overhead_s=0.01, step_base_s=0.003)) as sim:
+    profile = Profile(request_overhead_s=0.01, step_base_s=0.003)
+    with spawned(profile) as sim:
+        port = int(sim.url.rsplit(":", 1)[1])
         process = bench.start("run", "p.toml", "--arm", bench.arm("a", sim.url), "--json")
         wait_for(lambda: list(bench.ledger.glob("sessions/*/runs/*/cell-1.json")))
         sim.child.kill()
@@ -601,11 +607,13 @@ def test_a_server_that_dies_in_mid_run_leaves_records_of_failure_and_a_ledger_th
     assert (3, "") == (process.returncode, out)
     [session] = unfinished(bench.ledger)
     assert f"Go on with: benchkit run --resume {session}" in err
-    [run] = bench.json("show", session)["runs"]
-    assert ("cold", 2) == (run["grid"], run["cells"][0]["n_ok"])
-    assert 0 == run["cells"][-1]["n_ok"]
-    assert "no_success" in {f["name"] for f in run["cells"][-1]["flags"]}
     assert verify(bench.ledger).ok
+    with spawned(profile, port=port):
+        bench.run("run", "--resume", session)
+    runs = bench.json("runs")["runs"]
+    assert [("cold", False), ("cold", True), ("warm", True)] == [(r["grid"], r["complete"]) for r in runs]
+    kept = bench.json("show", runs[0]["id"])["runs"][0]["cells"]
+    assert kept[0]["n_ok"] == kept[0]["n"]
 
 
 def test_token_ids_on_the_chat_api_are_refused_before_anything_is_begun(bench: Bench, fast: SimProcess) -> None:
@@ -624,3 +632,93 @@ def test_a_typo_leaves_no_ledger_behind(bench: Bench) -> None:
 
     assert "compare.primary: expected a metric" in refused.stderr
     assert not bench.ledger.exists()
+
+
+def test_a_cell_measured_again_sends_other_prompts_and_says_so(bench: Bench) -> None:
+    """The first prompts of an interrupted cell are in the prefix cache: sent again they would be served from it."""
+    protocol = SHORT.replace("isl = [64]", "isl = [512]").replace("warm = 2", "warm = 1")
+    bench.write("p.toml", protocol.replace("requests = [2, 2, 3, 4]", "requests = [2, 30, 3, 4]"))
+    with spawned(Profile(request_overhead_s=0.05, step_base_s=0.005)) as sim:
+        process = bench.start("run", "p.toml", "--arm", bench.arm("a", sim.url))
+        wait_for(lambda: list(bench.ledger.glob("sessions/*/runs/*/cell-0.json")))
+        time.sleep(0.8)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+        [session] = unfinished(bench.ledger)
+        done = bench.json("run", "--resume", session)
+
+    cell = done["runs"][0]["cells"][1]
+    names = {f["name"] for f in cell["flags"]}
+    assert "resumed" in names
+    assert "prefix_contaminated" not in names
+    assert cell["metrics"]["prefix_hit_rate"] < 0.02
+
+
+def test_a_key_that_the_server_repeats_is_written_nowhere(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    import http.server
+    import threading
+
+    key = "sk-planted-0123456789"
+    monkeypatch.setenv("PLANTED_KEY", key)
+
+    class Echo(http.server.BaseHTTPRequestHandler):
+        def answer(self, status: int, body: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def do_GET(self) -> None:
+            found = self.path.endswith("/models")
+            self.answer(200 if found else 404, '{"data":[{"id":"sim-model","owned_by":"vllm"}]}' if found else "{}")
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path == "/tokenize":
+                count = (
+                    len(body["messages"][0]["content"].split()) if "messages" in body else len(body["prompt"].split())
+                )
+                self.answer(200, json.dumps({"count": count + 7, "tokens": [1] * count}))
+            else:
+                self.answer(401, json.dumps({"error": {"message": f"bad key {self.headers['Authorization']}"}}))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    arm = bench.arm("a", f"http://127.0.0.1:{server.server_port}")
+    text = (bench.folder / arm).read_text().replace("[facts]", 'api_key_env = "PLANTED_KEY"\n[facts]')
+    bench.write("a.toml", text)
+    bench.write("p.toml", SHORT)
+    done = bench.run("run", "p.toml", "--arm", "a.toml", code=5)
+    shown = bench.run("show", "latest").stdout + bench.run("log").stdout
+    server.shutdown()
+    server.server_close()
+
+    assert "bad key Bearer [secret]" in done.stderr
+    with Ledger.open(bench.ledger) as ledger:
+        details = {r.error_detail for s in ledger.runs() for c in s.run.cells for r in ledger.records(c)}
+    assert any("[secret]" in d for d in details)
+    assert key not in done.stdout + done.stderr + shown + "".join(details)
+    assert not [p for p in bench.ledger.rglob("*") if p.is_file() and key.encode() in p.read_bytes()]
+
+
+def test_sigterm_stops_a_run_that_a_script_made_deaf_to_ctrl_c(bench: Bench, fast: SimProcess) -> None:
+    bench.write("p.toml", SHORT.replace("warm = 2", "warm = 20"))
+    bench.arm("a", fast.url)
+    script = f"trap '' INT; exec {sys.executable} -m benchkit run p.toml --arm a.toml"
+    process = subprocess.Popen(["bash", "-c", script], cwd=bench.folder, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: list(bench.ledger.glob("sessions/*/runs/*/cell-1.json")))
+    process.terminate()
+    _, err = process.communicate(timeout=20)
+
+    assert 130 == process.returncode, err
+    assert "benchkit run --resume" in err
+
+
+def test_a_simulated_arm_is_marked_in_every_comparison(measured: Bench) -> None:
+    found = measured.run("compare", "closed-form", "--arm", "plain", "--arm", "triple").stdout
+
+    assert "simulated: says nothing about any engine or hardware" in found

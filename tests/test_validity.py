@@ -108,6 +108,17 @@ def test_a_server_whose_usage_hides_cached_tokens_is_judged_by_its_counters() ->
     assert {"assumed_uncached": False} == flags(silent, silent)
 
 
+def test_cached_tokens_are_disclosed_where_prompts_are_sent_as_they_are() -> None:
+    as_is = protocol_with(osl='osl = [11]\nprefix = "as_is"')
+
+    assert {"prefix_cached": False} == flags(record_with(cached_tokens=64), record_with(), protocol=as_is)
+    assert {} == flags(record_with(cached_tokens=0), record_with(), protocol=as_is)
+
+
+def test_a_cell_after_an_interruption_is_a_footnote() -> None:
+    assert {"resumed": False} == flags(resumed=True)
+
+
 def test_the_templates_head_in_the_cache_is_no_contamination() -> None:
     cached = [record_with(cached_tokens=16), record_with(cached_tokens=16)]
 

@@ -51,6 +51,8 @@ class Arm(Section):
             parts = urlsplit(value)
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError('expected URLs like "http://127.0.0.1:8000/v1"')
+            if parts.query or parts.fragment:
+                raise ValueError("expected URLs without a query (keys go into headers_env), found one with")
             if parts.username or parts.password:
                 raise ValueError("expected URLs without a user or password (use api_key_env), found one with")
         return tuple(value.rstrip("/") for value in values)

@@ -230,15 +230,14 @@ def run(
 @contextmanager
 def _maybe_opened(given: Path | None) -> Iterator[Ledger | None]:
     """The ledger for its names, or None where there is none yet."""
-    try:
-        with _opened(given) as ledger:
-            yield ledger
-    except BadInput:
-        from benchkit.commands.names import ledger_path
+    from benchkit.commands.names import ledger_path
 
-        if ledger_path(given).exists():
-            raise
+    root = ledger_path(given)
+    if (root.is_dir() and not any((root / part).exists() for part in ("ledger.db", "entries"))) or not root.exists():
         yield None
+        return
+    with _opened(given) as ledger:
+        yield ledger
 
 
 @app.command()

@@ -325,6 +325,8 @@ def steady_output_tok_per_s(records: Sequence[RequestRecord], *, concurrency: in
     """
     if not records or any(not r.ok or r.event_ns is None or r.t_send_ns is None for r in records):
         return None
+    if any(r.completion_tokens is None for r in records):
+        return None
     by_send = sorted(records, key=lambda r: r.t_send_ns or 0)
     firsts = [r.t_first_ns for r in by_send[:concurrency]]
     if any(t is None for t in firsts):
@@ -408,7 +410,7 @@ def contention_bands(good: Sequence[RequestRecord]) -> tuple[tuple[float, float]
         (r for r in good if r.t_first_ns is not None and r.t_last_ns is not None and r.event_ns),
         key=lambda r: r.t_first_ns or 0,
     )
-    if not streams:
+    if not streams or any(r.completion_tokens is None for r in streams):
         return ()
     start = max(r.t_first_ns or 0 for r in streams)
     end = min(r.t_last_ns or 0 for r in streams)

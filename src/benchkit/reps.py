@@ -71,6 +71,8 @@ class Reps:
     def notes(self) -> tuple[Note, ...]:
         """What is doubtful about all of the arm's numbers."""
         notes = []
+        if any(rep.run.server.get("engine") == "sim" for rep in self.runs):
+            notes.append(Note(kind="simulated", text="simulated: says nothing about any engine or hardware"))
         boots = {rep.run.boot_id for rep in self.runs}
         if None in boots and self.newest.run.grid == "warm":
             text = "the server does not tell its boot: warm on the plan's word"

@@ -125,4 +125,4 @@ def _known_keys(kind: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
         annotation = model.model_fields[part].annotation
         choices = [annotation, *getattr(annotation, "__args__", ())]
         model = next(c for c in choices if isinstance(c, type) and issubclass(c, BaseModel))
-    return sorted(model.model_fields)
+    return sorted(field.alias or name for name, field in model.model_fields.items())

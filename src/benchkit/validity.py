@@ -36,6 +36,8 @@ FLAGS: Mapping[str, tuple[str, str]] = {
     "empty_output": ("footnote", "answers of no tokens"),
     "preempted": ("footnote", "the server preempted requests"),
     "boot_unknown": ("footnote", "the server does not tell its boot; the plan's word on warm is taken"),
+    "resumed": ("footnote", "the grid was interrupted before this cell, and taken up again on the same boot"),
+    "prefix_cached": ("footnote", "prompts were sent as they are, and part of them came from the prefix cache"),
     "reconnected": ("footnote", "a kept connection was dead; the request was sent again before any byte came"),
     "assumed_uncached": ("footnote", "the server does not tell cached tokens; unique prompts are taken as uncached"),
     "assumed_n1": ("footnote", "the first event is taken to carry one token; the server does not say"),
@@ -93,6 +95,8 @@ def _grid(case: _Case) -> Iterator[Flag]:
         yield _blocks("cold", f"first grid of this protocol on this boot (of {case.run.cold_of})")
     elif case.run.boot_id is None:
         yield _notes("boot_unknown", "the server does not tell its boot; taken as warm on the plan's word")
+    if case.cell.facts.get("resumed"):
+        yield _notes("resumed", "the grid was interrupted before this cell, and taken up again")
     if not case.run.complete:
         yield _blocks("incomplete", "cells of the grid were never measured")
 
@@ -107,6 +111,10 @@ def _outcomes(case: _Case) -> Iterator[Flag]:
         detail = f"{failed.total()} of {len(case.records)} failed: " + ", ".join(
             f"{name} {count}" for name, count in sorted(failed.items(), key=lambda f: str(f[0]))
         )
+        first = next(r for r in case.records if r.error)
+        status = f"status {first.http_status}, " if first.http_status not in (None, 200) else ""
+        words = " ".join(first.error_detail.split())
+        detail += f"; the first: {status}{words if len(words) <= 160 else words[:157] + '…'}"
         yield Flag(name="errors", blocking=rate > limit, detail=detail)
     cut = sum(r.error == "incomplete_stream" or (r.error == "disconnected" and r.events > 0) for r in case.records)
     if cut:
@@ -149,20 +157,26 @@ def _tokens(case: _Case) -> Iterator[Flag]:
 
 
 def _prefix(case: _Case) -> Iterator[Flag]:
-    if case.protocol.workload.prefix != "unique" or not case.good:
+    if not case.good:
+        return
+    if case.protocol.workload.prefix != "unique":
+        cached = sum(r.cached_tokens or 0 for r in case.good)
+        if cached:
+            share = f"{cached / sum(r.prompt_tokens or 0 for r in case.good):.1%}"
+            yield _notes("prefix_cached", f"{share} of the prompt tokens came from the prefix cache")
         return
     # The template's head is the same in every prompt: what a cache holds of it is no contamination.
     head = -(-int(case.cell.facts.get("template_tokens") or 0) // CACHE_BLOCK_TOKENS) * CACHE_BLOCK_TOKENS
     told = [r for r in case.good if r.cached_tokens is not None and r.prompt_tokens]
-    cached: float = sum(max(0, (r.cached_tokens or 0) - head) for r in told)
+    hits: float = sum(max(0, (r.cached_tokens or 0) - head) for r in told)
     asked: float = sum(r.prompt_tokens or 0 for r in told)
     if len(told) < len(case.good):
         yield _notes("assumed_uncached", "the server does not tell cached tokens; unique prompts are taken as uncached")
     if not told:  # the server's own counters know more than its usage tells
-        cached = max(0, _moved(case, "prefix_hits") - head * len(case.records))
+        hits = max(0, _moved(case, "prefix_hits") - head * len(case.records))
         asked = _moved(case, "prefix_queries")
-    if asked and cached / asked > CONTAMINATION_TOLERANCE:
-        share = f"{cached / asked:.1%}"
+    if asked and hits / asked > CONTAMINATION_TOLERANCE:
+        share = f"{hits / asked:.1%}"
         yield _blocks("prefix_contaminated", f"{share} of the prompt tokens came from the prefix cache")
 
 

@@ -28,8 +28,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "r-1",
             change=lambda place, r: make_failure(t_send_ns=r.t_send_ns) if (place, r.index) == (0, 1) else r,
         )
-        ledger.waive("r-1", "errors", why="known", **SAY)
-        ledger.bank(["r-1"], why="clean", **SAY)
+        ledger.waive("r-1", "errors", why="known", at="2026-01-31T12:00:01Z", who="me")
+        ledger.bank(["r-1"], why="clean", at="2026-01-31T12:00:02Z", who="me")
         ledger.measured(ledger.run("r-1"))
         assert verify(ledger).ok
     return root

@@ -187,7 +187,9 @@ async def test_a_stream_without_usage_cannot_be_probed(control: aiohttp.ClientSe
 def test_keys_come_from_the_environment_and_a_missing_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     arm = arm_of("http://127.0.0.1:9", api_key_env="BENCHKIT_TEST_KEY")
     monkeypatch.setenv("BENCHKIT_TEST_KEY", "s3cret")
-    assert "Bearer s3cret" == request_headers(arm)["Authorization"]
+    headers, secrets = request_headers(arm)
+    assert "Bearer s3cret" == headers["Authorization"]
+    assert ("s3cret",) == secrets
 
     monkeypatch.delenv("BENCHKIT_TEST_KEY")
     with pytest.raises(BadInput, match=r"arm a: the environment variable BENCHKIT_TEST_KEY .* is not set"):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +65,9 @@ class _Kept:
         self.ledger.record(run, at=now_utc(), who=who())
         self.journal.finish_run(run.id)
         self.runs.append(run.id)
+
+    def planned(self, requests: int) -> None:
+        self.progress.total += requests
 
     def say(self, text: str) -> None:
         self.progress.note(text)
@@ -197,15 +198,14 @@ def _measure(ledger: Ledger, journal: Journal, plan: Plan, *, quiet: bool) -> li
     done = frozenset((r.slot, r.grid) for r in recorded if r.complete)
     left = [s for s in plan.steps if (s.slot, s.grid) not in done]
     n = sum(protocol.load.requests_at(c.concurrency) for c in protocol.cells)
-    kept = _Kept(ledger, journal, protocol, Progress(total=n * len(left), quiet=quiet))
-    kept.progress.done = sum(c.n for b in begun for c in b.cells.values())
+    total = n * len(left) - sum(c.n for b in begun for c in b.cells.values())
+    kept = _Kept(ledger, journal, protocol, Progress(total=total, quiet=quiet))
     for what in journal.passed_over:
         kept.say(f"not taken up: {what}")
     kept.runs += [r.id for r in recorded]
     try:
-        with _sigterm_as_interrupt():
-            asyncio.run(run_session(plan, kept, done=done, begun=begun))
-    except KeyboardInterrupt:
+        asyncio.run(run_session(plan, kept, done=done, begun=begun))
+    except (KeyboardInterrupt, asyncio.CancelledError):
         kept.progress.stop()
         raise Interrupted(f"interrupted; {_how_to_go_on(ledger, plan)}") from None
     except EndpointUnfit as error:
@@ -238,27 +238,15 @@ def _begun(ledger: Ledger, journal: Journal, recorded: Sequence[Run]) -> list[Be
 
 
 def refuse_empty(runs: Sequence[MeasuredRun]) -> None:
-    """Raises InvalidRun where a cell has not one success: recorded, and never citable."""
-    empty = [f"{r.run.id} ({r.run.arm}) {c.cell}" for r in runs for c in r.cells if not c.n_ok]
+    """Raises InvalidRun where a cell of a whole grid has not one success: recorded, and never citable."""
+    empty = [(r, c) for r in runs for c in r.cells if r.run.complete and not c.n_ok]
     if empty:
+        run, cell = empty[0]
+        why = next((f.detail for f in cell.flags if f.name == "errors"), "")
         raise InvalidRun(
-            f"{len(empty)} cells without one success, the first: {empty[0]}; recorded, and never citable "
-            f"(benchkit show {runs[0].run.id} says what failed)"
+            f"{len(empty)} cells without one success, the first: {run.run.id} ({run.run.arm}) {cell.cell}: {why}; "
+            "recorded, and never citable"
         )
-
-
-@contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends a session as Ctrl-C does: what was measured is kept."""
-
-    def interrupt(_signum: int, _frame: object) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def command_line() -> str:

@@ -41,6 +41,7 @@ class Shot:
     isl: int
     osl: int
     kv: int
+    secrets: tuple[str, ...] = ()  # what an answer must not repeat into a record
 
 
 @dataclass(slots=True)
@@ -228,6 +229,10 @@ def _record(
 ) -> RequestRecord:
     t_send_ns = outcome.wire.t_send_ns
     timings = reading.server_timings
+
+    def kept(text: str | None) -> str | None:
+        return None if text is None else without_secrets(text, shot.secrets)
+
     return RequestRecord(
         index=shot.index,
         stream=stream,
@@ -254,13 +259,20 @@ def _record(
         event_ns=tuple(t - t_send_ns for t in reading.event_ns) if keep_events and t_send_ns is not None else None,
         event_tokens=reading.event_tokens if keep_events else None,
         token_source=reading.token_source,
-        finish_reason=reading.finish_reason,
+        finish_reason=kept(reading.finish_reason),
         error=reading.error,
-        error_detail=reading.error_detail,
+        error_detail=without_secrets(reading.error_detail, shot.secrets),
         http_status=outcome.http_status,
-        model=reading.model,
-        response_id=reading.response_id,
-        server_timings=None if timings is None else orjson.dumps(timings).decode(),
-        text=reading.text if keep_text else None,
-        reasoning_text=reading.reasoning_text if keep_text else None,
+        model=kept(reading.model),
+        response_id=kept(reading.response_id),
+        server_timings=None if timings is None else kept(orjson.dumps(timings).decode()),
+        text=kept(reading.text) if keep_text else None,
+        reasoning_text=kept(reading.reasoning_text) if keep_text else None,
     )
+
+
+def without_secrets(text: str, secrets: tuple[str, ...]) -> str:
+    """A server's text with every known secret replaced: some servers repeat the key that they refuse."""
+    for secret in secrets:
+        text = text.replace(secret, "[secret]")
+    return text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import signal as signals
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +52,9 @@ class Sink(Interface):
 
     def run_done(self, run: Run) -> None:
         """A grid is complete, or will never be."""
+
+    def planned(self, requests: int) -> None:
+        """The session will send so many requests more (or, if negative, fewer) than was thought."""
 
     def say(self, text: str) -> None:
         """One line for the user."""
@@ -106,6 +111,9 @@ async def run_session(
         EndpointUnfit: an arm cannot be reached, or cannot be measured.
         BadInput: the prompts cannot be built as asked.
     """
+    task = asyncio.current_task()
+    if task is not None:  # SIGTERM ends a session as Ctrl-C does, also where a script made SIGINT deaf
+        asyncio.get_running_loop().add_signal_handler(signals.SIGTERM, task.cancel)
     protocol = parse_protocol(plan.protocol_text)
     arms = [parse_arm(text) for text in plan.arm_texts]
     async with aiohttp.ClientSession(trust_env=False) as control, open_session(protocol.limits) as measured:
@@ -161,6 +169,7 @@ async def _step(session: _Session, step: Step, begun: Sequence[Begun]) -> None:
     sink = session.sink
     boot = await session.stations[step.arm].server.boot_id(patient=True)
     station = await _current(session, step.arm, boot)
+    of_a_grid = sum(_n(session.protocol, cell) for cell in session.protocol.cells)
     here = (boot, station.hash, station.digest, session.protocol.hash, MEASUREMENT)
     for earlier in begun:
         run = earlier.run
@@ -173,15 +182,18 @@ async def _step(session: _Session, step: Step, begun: Sequence[Begun]) -> None:
         elif earlier.cells:
             sink.say(f"{run.arm}: not the server that began {run.id}; its cells are kept as an incomplete run")
             cells = tuple(earlier.cells[i] for i in sorted(earlier.cells))
+            sink.planned(sum(c.n for c in cells))
             sink.run_done(replace(run, cells=cells, complete=False, ended_at=now_utc()))
     first = boot is not None and not sink.served(session.protocol.hash, boot)
     if step.grid == "cold" and boot is not None and not first:
         sink.say(f"{station.arm.name}: this boot has already served the protocol; its cold grid is not run again")
+        sink.planned(-of_a_grid)
         return
     if step.grid == "warm" and first:
         sink.say(f"{station.arm.name}: first grid on this boot: recorded as cold, the warm one follows")
-        await _grid(session, station, await _begin(session, station, replace(step, grid="cold"), boot), {})
-    await _grid(session, station, await _begin(session, station, step, boot), {})
+        sink.planned(of_a_grid)
+        await _grid(session, station, await _begin(session, station, replace(step, grid="cold"), boot))
+    await _grid(session, station, await _begin(session, station, step, boot))
 
 
 async def _current(session: _Session, arm: int, boot: str | None) -> _Station:
@@ -235,21 +247,32 @@ async def _begin(session: _Session, station: _Station, step: Step, boot: str | N
     return run
 
 
-async def _grid(session: _Session, station: _Station, run: Run, have: Mapping[int, CellRecord]) -> None:
-    """Measures the cells of a begun run that are missing, then hands the whole run over."""
+async def _grid(session: _Session, station: _Station, run: Run, have: Mapping[int, CellRecord] | None = None) -> None:
+    """Measures the cells of a begun run that are missing, then hands the whole run over.
+
+    Args:
+        session: what the run belongs to.
+        station: its arm.
+        run: the run without cells.
+        have: cells that an earlier invocation measured; None for a run that begins now.
+    """
+    # An interrupted cell's prompts may be in the prefix cache: prompts sent again need another nonce.
+    salt = "" if have is None else secrets.token_hex(4)
     cells: list[CellRecord] = []
     for index, cell in enumerate(session.protocol.cells):
-        cells.append(have[index] if index in have else await _cell(session, station, run, index, cell))
+        known = (have or {}).get(index)
+        cells.append(known or await _cell(session, station, run, index, cell, salt))
     session.sink.run_done(replace(run, cells=tuple(cells), complete=True, ended_at=now_utc()))
 
 
-async def _cell(session: _Session, station: _Station, run: Run, index: int, cell: Cell) -> CellRecord:
+async def _cell(session: _Session, station: _Station, run: Run, index: int, cell: Cell, salt: str) -> CellRecord:
     protocol, server, sink = session.protocol, station.server, session.sink
     n = _n(protocol, cell)
     shots = [
-        _shot(protocol, station, run, cell, i, body)
+        _shot(protocol, station, run.id + salt, cell, i, body)
         for i, body in enumerate(bodies(protocol.workload, cell, n, station.vocabulary))
     ]
+    await server.reach()
     idle, signal, idle_since_ns = await _idle_gate(session, station)
     boot_before = await server.boot_id()
     before = await server.counters()
@@ -280,6 +303,7 @@ async def _cell(session: _Session, station: _Station, run: Run, index: int, cell
         "prefix": protocol.workload.prefix,
         "template_tokens": station.vocabulary.template_tokens,
         "started_at": started,
+        "resumed": bool(salt),
         "idle": idle,
         "idle_signal": signal,
         "rested_s": rested_s,
@@ -328,8 +352,8 @@ async def _idle_gate(session: _Session, station: _Station) -> tuple[bool | None,
     return idle, signal, since_ns
 
 
-def _shot(protocol: Protocol, station: _Station, run: Run, cell: Cell, index: int, body: Body) -> Shot:
-    text = prompt_words(protocol.workload, station.vocabulary, run.id, cell, index, body)
+def _shot(protocol: Protocol, station: _Station, sent_by: str, cell: Cell, index: int, body: Body) -> Shot:
+    text = prompt_words(protocol.workload, station.vocabulary, sent_by, cell, index, body)
     prompt = token_ids(station.vocabulary, text) if protocol.workload.send == "ids" else text
     endpoint = station.arm.endpoints[index % len(station.arm.endpoints)]
     return Shot(
@@ -341,4 +365,5 @@ def _shot(protocol: Protocol, station: _Station, run: Run, cell: Cell, index: in
         isl=body.isl,
         osl=body.osl,
         kv=cell.kv,
+        secrets=station.server.secrets,
     )

@@ -15,6 +15,7 @@ import orjson
 from benchkit.arm import Arm
 from benchkit.errors import BadInput, EndpointUnfit
 from benchkit.load import wire
+from benchkit.load.endpoint import without_secrets
 from benchkit.load.scrape import Scrape, read_scrape, summed
 from benchkit.load.stream import StreamReader
 from benchkit.protocol import Protocol
@@ -47,7 +48,7 @@ class Server:
         self.arm = arm
         self.session = session
         self.engine: str = arm.engine
-        self.headers = request_headers(arm)
+        self.headers, self.secrets = request_headers(arm)
         self.max_tokens_field = "max_tokens"
         self.tells_boot = False
         self.probes = 0
@@ -118,6 +119,11 @@ class Server:
                 return None
             await asyncio.sleep(0.1 * 2**attempt)
         return None
+
+    async def reach(self) -> None:
+        """Raises EndpointUnfit where an endpoint cannot be reached, so that a dead server ends a session early."""
+        for endpoint in self.arm.endpoints:
+            await self._models(endpoint)
 
     async def counters(self, *, settled: bool = False) -> dict[str, float]:
         """The server's monotonic counters, summed over endpoints; empty where it has none.
@@ -275,12 +281,12 @@ class Server:
             if self.max_tokens_field == "max_tokens" and said is not None and said.param == "max_tokens":
                 self.max_tokens_field = "max_completion_tokens"
                 return await self._probed_tokens(protocol, text)
-            raise EndpointUnfit(f"{url}: refused a probe request: {refused.error_detail}")
+            raise EndpointUnfit(f"{url}: refused a probe request: {self._shown(refused.error_detail)}")
         reader.feed(0, data)
         reading_ = reader.end(0)
         if reading_.prompt_tokens is None:
             why = reading_.error_detail or "the stream carries no usage"
-            raise EndpointUnfit(f"{url}: cannot be measured: {why}")
+            raise EndpointUnfit(f"{url}: cannot be measured: {self._shown(why)}")
         return reading_.prompt_tokens
 
     def body(self, protocol: Protocol, prompt: str | Sequence[int], *, max_tokens: int) -> dict[str, Any]:
@@ -301,6 +307,9 @@ class Server:
             extra_body=extra,
         )
 
+    def _shown(self, text: str) -> str:
+        return without_secrets(text, self.secrets)
+
     # --- one question -------------------------------------------------------------------------------------
 
     async def _models(self, endpoint: str) -> list[dict[str, Any]]:
@@ -318,6 +327,8 @@ class Server:
             )
         if status == 503:
             raise EndpointUnfit(f"{url}: status 503, the server is still loading; wait until it is ready")
+        if status == 404 and not endpoint.endswith("/v1"):
+            raise EndpointUnfit(f"{url}: status 404; endpoints of this API mostly end in /v1")
         try:
             found = orjson.loads(data).get("data") if status == 200 else None
         except (orjson.JSONDecodeError, AttributeError):
@@ -355,8 +366,8 @@ _TEMPLATE_KEYS = ("chat_template_kwargs", "continue_final_message", "add_generat
 _CONTINUOUS_USAGE = frozenset({"vllm", "sglang", "sim"})
 
 
-def request_headers(arm: Arm) -> dict[str, str]:
-    """The headers of every request to an arm; keys come from the environment and are written nowhere.
+def request_headers(arm: Arm) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The headers of every request to an arm, and those of their values that must never be kept or shown.
 
     Raises:
         BadInput: a variable that the arm names is not set.
@@ -365,12 +376,14 @@ def request_headers(arm: Arm) -> dict[str, str]:
     wanted = dict(arm.request.headers_env)
     if arm.api_key_env:
         wanted["Authorization"] = arm.api_key_env
+    secrets = []
     for header, variable in wanted.items():
         value = os.environ.get(variable)
-        if value is None:
+        if not value:
             raise BadInput(f"arm {arm.name}: the environment variable {variable} (for {header}) is not set")
         headers[header] = f"Bearer {value}" if header == "Authorization" and " " not in value else value
-    return headers
+        secrets += [value, value.rpartition(" ")[2]]
+    return headers, tuple(sorted(set(secrets), key=len, reverse=True))
 
 
 def completion_url(arm: Arm, endpoint: str | None = None) -> str:

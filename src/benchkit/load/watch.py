@@ -15,6 +15,7 @@ from benchkit.load.server import Server
 
 LAG_PERIOD_S = 0.005
 GAUGE_PERIOD_S = 0.5
+FIRST_GAUGE_S = 0.1
 
 
 @dataclass(slots=True)
@@ -64,7 +65,9 @@ async def _lag(watch: Watch) -> None:
 
 
 async def _gauges(watch: Watch, server: Server) -> None:
-    due = time.perf_counter()
+    # Not at once: a sample from before the first request would say that nothing ran.
+    due = time.perf_counter() + FIRST_GAUGE_S
+    await asyncio.sleep(FIRST_GAUGE_S)
     while True:
         for name, value in (await server.gauges()).items():
             watch.peaks[name] = max(watch.peaks.get(name, 0.0), value)

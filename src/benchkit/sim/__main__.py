@@ -23,6 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--until-stdin-closes", action="store_true", help="end when stdin ends, too")
     parser.add_argument("--keys", action="store_true", help="print the profile's keys and end")
     options = parser.parse_args(argv)
+    if not 0 <= options.port < 65536:
+        print(f"--port: expected 0 to 65535, found {options.port}", file=sys.stderr)
+        return 2
     if options.keys:
         print(describe_keys())
         return 0

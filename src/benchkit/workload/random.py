@@ -96,16 +96,19 @@ def _words(words: Sequence[str], key: str, count: int) -> tuple[str, ...]:
     return tuple(words[b & mask] for b in hashlib.shake_128(key.encode()).digest(count))
 
 
-def nonce(vocabulary: Vocabulary, run_id: str, cell: Cell, index: int) -> tuple[str, ...]:
-    """The first tokens of a unique prompt: a function of run, cell and index, so that nothing is ever reused."""
-    key = f"{run_id}|{cell}|{index}"
+def nonce(vocabulary: Vocabulary, sent_by: str, cell: Cell, index: int) -> tuple[str, ...]:
+    """The first tokens of a unique prompt: a function of who sends it, cell and index, so that nothing is reused.
+
+    `sent_by` is the run's id, and a salt for a cell that is measured again: its first prompts may be in the cache.
+    """
+    key = f"{sent_by}|{cell}|{index}"
     letter = LETTERS[hashlib.sha256(key.encode()).digest()[0] % len(LETTERS)]
     return (letter, *_words(vocabulary.words, key, NONCE_TOKENS - 1))
 
 
-def prompt_words(workload: Workload, vocabulary: Vocabulary, run_id: str, cell: Cell, index: int, body: Body) -> str:
+def prompt_words(workload: Workload, vocabulary: Vocabulary, sent_by: str, cell: Cell, index: int, body: Body) -> str:
     """The text of prompt i: nonce (or, as is, one fixed letter) and body, one blank between words."""
-    head = nonce(vocabulary, run_id, cell, index) if workload.prefix == "unique" else (LETTERS[0],)
+    head = nonce(vocabulary, sent_by, cell, index) if workload.prefix == "unique" else (LETTERS[0],)
     return " ".join((*head, *body.words))
 
 
