@@ -43,7 +43,7 @@ cold = 1
 warm = 3
 cooldown_s = 0.05
 [limits]
-client_lag_ms = 50
+client_lag_ms = 500
 [compare]
 margin_pct = 2.0
 factor = ["speculative"]
