@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -201,8 +201,9 @@ def run(
         with _opened(ledger) as opened:
             runs, session = run_command.resume(opened, resume, quiet=json_), resume
     else:
-        # The plan comes first: a typo must not leave an empty ledger behind.
-        with _maybe_opened(ledger) as known:
+        with ExitStack() as stack:
+            # The plan comes first: a typo must not leave an empty ledger behind.
+            known = stack.enter_context(_maybe_opened(ledger))
             plan = run_command.plan_session(
                 protocol or "",
                 arm,
@@ -212,12 +213,12 @@ def run(
                 command=run_command.command_line(),
                 note=note,
             )
-        session = plan.session
-        if dry_run:
-            described = run_command.describe(plan)
-            _print_json(described) if json_ else print(show_command.plan_text(described))
-            return
-        with _opened(ledger, create=True) as opened:
+            session = plan.session
+            if dry_run:
+                described = run_command.describe(plan)
+                _print_json(described) if json_ else print(show_command.plan_text(described))
+                return
+            opened = known if known is not None else stack.enter_context(_opened(ledger, create=True))
             runs = run_command.run(opened, plan, quiet=json_)
     if json_:
         _print_json({"session": session, "runs": [r.to_json() for r in runs]})
@@ -231,9 +232,10 @@ def run(
 def _maybe_opened(given: Path | None) -> Iterator[Ledger | None]:
     """The ledger for its names, or None where there is none yet."""
     from benchkit.commands.names import ledger_path
+    from benchkit.ledger import Layout
 
     root = ledger_path(given)
-    if (root.is_dir() and not any((root / part).exists() for part in ("ledger.db", "entries"))) or not root.exists():
+    if not Layout(root).exists and (root.is_dir() or not root.exists()):
         yield None
         return
     with _opened(given) as ledger:

@@ -394,8 +394,8 @@ def with_serialization_ratio(
     out = []
     for cell, metrics in cells:
         window, single = metrics.get("prefill_window_s"), alone.get((cell.isl, cell.osl, cell.kv))
-        known = cell.concurrency > 1 and window is not None and single
-        ratio = window / (cell.concurrency * single) if known and window is not None and single else None
+        known = window is not None and single and cell.concurrency > 1
+        ratio = window / (cell.concurrency * single) if known else None  # type: ignore[operator]
         out.append({**metrics, "serialization_ratio": ratio})
     return out
 
@@ -424,19 +424,21 @@ def contention_bands(good: Sequence[RequestRecord]) -> tuple[tuple[float, float]
     return contention_bands(streams[:cut]) + contention_bands(streams[cut:])
 
 
+def counter_moved(facts: Mapping[str, Any], name: str) -> float | None:
+    """By how much a counter of the server rose over a cell; None where it is not told before and after.
+
+    None too for one that fell: it belongs to another process, and the difference means nothing.
+    """
+    before, after = ((facts.get(f"server_{when}") or {}).get(name) for when in ("before", "after"))
+    return None if before is None or after is None or after < before else float(after - before)
+
+
 def _server_metrics(facts: Mapping[str, Any]) -> dict[str, float | None]:
-    before, after = facts.get("server_before") or {}, facts.get("server_after") or {}
-
-    def moved(name: str) -> float | None:
-        # A counter that fell belongs to another process: the server restarted, and the difference means nothing.
-        known = name in before and name in after and after[name] >= before[name]
-        return after[name] - before[name] if known else None
-
-    accepted, drafted, drafts = moved("accepted_tokens"), moved("draft_tokens"), moved("drafts")
+    accepted, drafted, drafts = (counter_moved(facts, name) for name in ("accepted_tokens", "draft_tokens", "drafts"))
     out: dict[str, float | None] = {
         "acceptance_rate": accepted / drafted if accepted is not None and drafted else None,
         "acceptance_length": 1 + accepted / drafts if accepted is not None and drafts else None,
-        "preemptions": moved("preemptions"),
+        "preemptions": counter_moved(facts, "preemptions"),
     }
     peaks = facts.get("peaks") or {}
     for name, gauge in (("peak_running", "running"), ("peak_waiting", "waiting"), ("kv_peak", "kv_usage")):

@@ -171,6 +171,11 @@ class Protocol(Section):
         """The grid's cells in the order in which they are measured: concurrency runs fastest."""
         return tuple(self._cells())
 
+    @property
+    def requests_per_grid(self) -> int:
+        """How many requests one pass over all cells sends."""
+        return sum(self.load.requests_at(cell.concurrency) for cell in self.cells)
+
     def _cells(self) -> Iterator[Cell]:
         work = self.workload
         for isl in work.isl:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchkit.metrics import stream_decode_tok_per_s
+from benchkit.metrics import counter_moved, stream_decode_tok_per_s
 from benchkit.protocol import Protocol
 from benchkit.record import CellRecord, RequestRecord, Run
 
@@ -173,16 +173,11 @@ def _prefix(case: _Case) -> Iterator[Flag]:
     if len(told) < len(case.good):
         yield _notes("assumed_uncached", "the server does not tell cached tokens; unique prompts are taken as uncached")
     if not told:  # the server's own counters know more than its usage tells
-        hits = max(0, _moved(case, "prefix_hits") - head * len(case.records))
-        asked = _moved(case, "prefix_queries")
+        hits = max(0.0, (counter_moved(case.cell.facts, "prefix_hits") or 0) - head * len(case.records))
+        asked = counter_moved(case.cell.facts, "prefix_queries") or 0
     if asked and hits / asked > CONTAMINATION_TOLERANCE:
         share = f"{hits / asked:.1%}"
         yield _blocks("prefix_contaminated", f"{share} of the prompt tokens came from the prefix cache")
-
-
-def _moved(case: _Case, counter: str) -> float:
-    before, after = (case.cell.facts.get(f"server_{when}") or {} for when in ("before", "after"))
-    return float(after.get(counter, 0) - before.get(counter, 0))
 
 
 def _rates(case: _Case) -> Iterator[Flag]:
@@ -221,10 +216,10 @@ def _server(case: _Case) -> Iterator[Flag]:
     before, after = facts.get("server_before") or {}, facts.get("server_after") or {}
     if facts.get("idle") is False:
         yield _blocks("foreign_load", "the server was not idle before the cell")
-    elif "requests_done" in before and "requests_done" in after:
+    elif (finished := counter_moved(facts, "requests_done")) is not None:
         # Those that never reached the engine are in no counter of it, so they must not hide others.
         ours = sum(r.http_status in (None, 200) and r.t_send_ns is not None for r in case.records)
-        foreign = after["requests_done"] - before["requests_done"] - ours
+        foreign = finished - ours
         if foreign > 0:
             yield _blocks("foreign_load", f"the server finished {foreign:.0f} requests that are not ours")
     told = {facts.get("boot_before"), facts.get("boot_after")} - {None}
@@ -239,8 +234,8 @@ def _server(case: _Case) -> Iterator[Flag]:
     others = sorted({r.model for r in case.good if r.model is not None and asked and r.model != asked})
     if others:
         yield _blocks("model_mismatch", f"asked for {asked}, answered by {', '.join(others)}")
-    if "preemptions" in before and after.get("preemptions", 0) > before["preemptions"]:
-        yield _notes("preempted", f"{after['preemptions'] - before['preemptions']:.0f} preemptions")
+    if preemptions := counter_moved(facts, "preemptions"):
+        yield _notes("preempted", f"{preemptions:.0f} preemptions")
 
 
 _RULES: tuple[_Rule, ...] = (_grid, _outcomes, _tokens, _prefix, _rates, _harness, _server)

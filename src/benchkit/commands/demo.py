@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchkit.canonical import canonical_json
 from benchkit.commands import decide
-from benchkit.commands.names import shipped, text_of
+from benchkit.commands.names import text_of
 from benchkit.commands.run import command_line, new_plan, run
 from benchkit.errors import BadInput, Finding
 from benchkit.ledger import Ledger
@@ -101,28 +101,21 @@ def _arm(name: str, url: str, model: str, engine: str, **facts: str) -> str:
 
 
 def _session(ledger: Ledger, protocol: str, arms: Mapping[str, str], *, quiet: bool) -> Demo:
-    text, _ = text_of("protocol", str(shipped("protocol").get(protocol, protocol)))
+    text, _ = text_of("protocol", protocol)
     plan = new_plan(text, list(arms.values()), reps=None, seed=1, command=command_line(), note="benchkit demo")
     run(ledger, plan, quiet=quiet)
-    with _as_text() as problem:
+    refused = None
+    try:
         decide.bank(ledger, [plan.session], why="benchkit demo: the warm grids of a demonstration")
+    except Finding as finding:
+        refused = str(finding)  # a refusal is shown; the demonstration does not end with it
     first, second = arms
     return Demo(
         protocol=parse_protocol(text, protocol).name,
         arms=(first, second),
         runs=tuple(ledger.measured(s) for s in ledger.runs(session=plan.session)),
-        refused=problem[0] if problem else None,
+        refused=refused,
     )
-
-
-@contextlib.contextmanager
-def _as_text() -> Iterator[list[str]]:
-    """A Finding as its message: the demo shows a refusal, it does not end with it."""
-    said: list[str] = []
-    try:
-        yield said
-    except Finding as finding:
-        said.append(str(finding))
 
 
 def demo_ledger(given: Path | None) -> Path:

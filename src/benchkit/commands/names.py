@@ -9,7 +9,6 @@ from importlib.resources import files
 from pathlib import Path
 
 from benchkit.errors import BadInput
-from benchkit.measured import MeasuredRun
 from benchkit.record import Run
 from benchkit.settings import read_text
 
@@ -39,7 +38,7 @@ def shipped(kind: str) -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def text_of(kind: str, name: str, runs: Iterable[Run | MeasuredRun] = ()) -> tuple[str, str]:
+def text_of(kind: str, name: str, runs: Iterable[Run] = ()) -> tuple[str, str]:
     """The TOML text of a protocol or an arm, and what to call it in messages.
 
     Args:
@@ -53,10 +52,9 @@ def text_of(kind: str, name: str, runs: Iterable[Run | MeasuredRun] = ()) -> tup
     path = Path(name)
     if path.suffix == ".toml" or path.is_file() or os.sep in name:
         return read_text(path), str(path)
-    plain = [run.run if isinstance(run, MeasuredRun) else run for run in runs]
     texts = {
         (r.protocol if kind == "protocol" else r.arm): (r.protocol_text if kind == "protocol" else r.arm_text)
-        for r in plain
+        for r in runs
     }
     if name in texts:
         return texts[name], f"{kind} {name} (in the ledger)"

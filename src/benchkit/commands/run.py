@@ -172,8 +172,8 @@ def run(ledger: Ledger, plan: Plan, *, quiet: bool) -> list[MeasuredRun]:
         except Interrupted:
             raise
         except BaseException:
-            if not ledger.runs(session=plan.session) and not any(cells for _, cells in journal.runs()):
-                journal.finish()  # nothing was measured: leave no trace
+            if not _has_measured(ledger, journal, plan):
+                journal.finish()  # leave no trace
             raise
 
 
@@ -184,21 +184,20 @@ def resume(ledger: Ledger, session: str, *, quiet: bool) -> list[MeasuredRun]:
         BadInput: no such session; the message lists those that can be resumed.
         Interrupted, EndpointUnfit: as for `run`.
     """
-    known = [state.run.id for state in ledger.runs() if state.run.session == session]
+    known = ledger.runs(session=session)
     if known and session not in unfinished(ledger.root):
-        return [ledger.measured(ledger.run(id_)) for id_ in known]
+        return [ledger.measured(state) for state in known]
     with Journal.open(ledger.root, session) as journal:
         return _measure(ledger, journal, Plan.from_json(journal.plan), quiet=quiet)
 
 
 def _measure(ledger: Ledger, journal: Journal, plan: Plan, *, quiet: bool) -> list[MeasuredRun]:
     protocol = parse_protocol(plan.protocol_text)
-    recorded = [state.run for state in ledger.runs() if state.run.session == plan.session]
+    recorded = [state.run for state in ledger.runs(session=plan.session)]
     begun = _begun(ledger, journal, recorded)
     done = frozenset((r.slot, r.grid) for r in recorded if r.complete)
     left = [s for s in plan.steps if (s.slot, s.grid) not in done]
-    n = sum(protocol.load.requests_at(c.concurrency) for c in protocol.cells)
-    total = n * len(left) - sum(c.n for b in begun for c in b.cells.values())
+    total = protocol.requests_per_grid * len(left) - sum(c.n for b in begun for c in b.cells.values())
     kept = _Kept(ledger, journal, protocol, Progress(total=total, quiet=quiet))
     for what in journal.passed_over:
         kept.say(f"not taken up: {what}")
@@ -206,18 +205,20 @@ def _measure(ledger: Ledger, journal: Journal, plan: Plan, *, quiet: bool) -> li
     try:
         asyncio.run(run_session(plan, kept, done=done, begun=begun))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        kept.progress.stop()
         raise Interrupted(f"interrupted; {_how_to_go_on(ledger, plan)}") from None
     except EndpointUnfit as error:
-        kept.progress.stop()
-        if not kept.runs and not any(cells for _, cells in journal.runs()):
+        if not _has_measured(ledger, journal, plan):
             raise
         raise EndpointUnfit(f"{error}; {_how_to_go_on(ledger, plan)}") from None
-    except BaseException:
+    finally:
         kept.progress.stop()
-        raise
     journal.finish()
     return [ledger.measured(ledger.run(id_)) for id_ in kept.runs]
+
+
+def _has_measured(ledger: Ledger, journal: Journal, plan: Plan) -> bool:
+    """Whether the session has a finished cell, in the chain or on its way there."""
+    return bool(ledger.runs(session=plan.session)) or any(cells for _, cells in journal.runs())
 
 
 def _how_to_go_on(ledger: Ledger, plan: Plan) -> str:

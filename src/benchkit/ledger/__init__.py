@@ -1,6 +1,7 @@
 """The ledger: entries that are never edited, the runs they speak of, and whether all of it still holds."""
 
 from benchkit.ledger.entries import Entry
+from benchkit.ledger.files import Layout
 from benchkit.ledger.journal import Journal, unfinished
 from benchkit.ledger.states import STATUSES, RunState, Status, Waiver
 from benchkit.ledger.store import Banked, Ledger, Raw
@@ -11,6 +12,7 @@ __all__ = [
     "Banked",
     "Entry",
     "Journal",
+    "Layout",
     "Ledger",
     "Problem",
     "Raw",

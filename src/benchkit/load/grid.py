@@ -169,7 +169,6 @@ async def _step(session: _Session, step: Step, begun: Sequence[Begun]) -> None:
     sink = session.sink
     boot = await session.stations[step.arm].server.boot_id(patient=True)
     station = await _current(session, step.arm, boot)
-    of_a_grid = sum(_n(session.protocol, cell) for cell in session.protocol.cells)
     here = (boot, station.hash, station.digest, session.protocol.hash, MEASUREMENT)
     for earlier in begun:
         run = earlier.run
@@ -187,11 +186,11 @@ async def _step(session: _Session, step: Step, begun: Sequence[Begun]) -> None:
     first = boot is not None and not sink.served(session.protocol.hash, boot)
     if step.grid == "cold" and boot is not None and not first:
         sink.say(f"{station.arm.name}: this boot has already served the protocol; its cold grid is not run again")
-        sink.planned(-of_a_grid)
+        sink.planned(-session.protocol.requests_per_grid)
         return
     if step.grid == "warm" and first:
         sink.say(f"{station.arm.name}: first grid on this boot: recorded as cold, the warm one follows")
-        sink.planned(of_a_grid)
+        sink.planned(session.protocol.requests_per_grid)
         await _grid(session, station, await _begin(session, station, replace(step, grid="cold"), boot))
     await _grid(session, station, await _begin(session, station, step, boot))
 

@@ -109,9 +109,8 @@ class Server:
         not make a fresh boot look like one that does not tell.
         """
         for attempt in range(5 if patient else 1):
-            scrapes = [await self._scrape(endpoint) for endpoint in self.arm.endpoints]
-            starts = [None if s is None else s.started for s in scrapes]
-            if None not in starts:
+            starts = [s.started for s in await self._scrapes() or ()]
+            if starts and None not in starts:
                 self.tells_boot = True
                 named = zip(starts, self.arm.endpoints, strict=True)
                 return ",".join(f"{start}@{urlsplit(endpoint).netloc}" for start, endpoint in named)
@@ -133,12 +132,11 @@ class Server:
         """
         deadline = time.perf_counter() + SETTLE_S
         while True:
-            scrapes = [await self._scrape(endpoint) for endpoint in self.arm.endpoints]
-            known = [s for s in scrapes if s is not None]
-            if len(known) < len(scrapes):
+            scrapes = await self._scrapes()
+            if scrapes is None:
                 return {}
-            if not settled or all(not s.busy for s in known) or time.perf_counter() > deadline:
-                return summed(known)
+            if not settled or not any(s.busy for s in scrapes) or time.perf_counter() > deadline:
+                return summed(scrapes)
             await asyncio.sleep(0.02)
 
     async def gauges(self) -> dict[str, float]:
@@ -159,18 +157,17 @@ class Server:
         started = since = time.perf_counter()
         residue: list[float | None] = []
         while True:
-            scrapes = [await self._scrape(endpoint) for endpoint in self.arm.endpoints]
-            known = [s for s in scrapes if s is not None and s.idle_signal is not None]
-            if len(known) < len(scrapes):
+            scrapes = await self._scrapes()
+            if scrapes is None or any(s.idle_signal is None for s in scrapes):
                 return None, None
-            now, busy = time.perf_counter(), [s.busy for s in known]
-            if busy != residue or any(s.gauges.get(g) for s in known for g in ("running", "waiting")):
+            now, busy = time.perf_counter(), [s.busy for s in scrapes]
+            if busy != residue or any(s.gauges.get(g) for s in scrapes for g in ("running", "waiting")):
                 residue, since = busy, now
             # SGLang may keep a few tokens in use for good: a residue that does not move, and nothing running.
             if not any(busy) or now - since > RESIDUE_S:
-                return True, known[0].idle_signal
+                return True, scrapes[0].idle_signal
             if now - started > IDLE_TIMEOUT_S:
-                return False, known[0].idle_signal
+                return False, scrapes[0].idle_signal
             await asyncio.sleep(0.05)
 
     # --- tokens -------------------------------------------------------------------------------------------
@@ -334,6 +331,12 @@ class Server:
         except (orjson.JSONDecodeError, AttributeError):
             found = None
         return [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
+
+    async def _scrapes(self) -> list[Scrape] | None:
+        """One reading of every endpoint's metrics; None unless all of them answer."""
+        scrapes = [await self._scrape(endpoint) for endpoint in self.arm.endpoints]
+        known = [s for s in scrapes if s is not None]
+        return known if len(known) == len(scrapes) else None
 
     async def _scrape(self, endpoint: str) -> Scrape | None:
         try:
